@@ -1,0 +1,931 @@
+"""Reads and prepares the data: facts, examples, TempReason, TimeQA, passages, batches."""
+
+import argparse
+import calendar
+import gzip
+import http.client
+import io
+import itertools
+import json
+import math
+import os
+import random
+import re
+import socket
+import string
+import sys
+import urllib.request
+import uuid
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import sentencepiece
+import torch
+
+MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
+LAST_MONTH = 9999 * 12 + 11  # stands for an open end
+MAX_FILE = 4 << 30  # bytes after unpacking; the official files stay under 1 GiB
+MAX_LINE = 64 << 20  # bytes; the longest official line has about 0.3 MB
+SENTENCE = re.compile(r"(?<=[.!?])\s+|\s*\n\s*")
+STOP_WORDS = re.compile(
+    r"(?:an?|the|of|in|on|at|to|from|for|by|with|and|or|was|were|is|are|be|been|did|do|does|had|has|have|who|whom"
+    r"|what|which|where|when|how|that|this|its?|as|between|after|before|since|until|during|s?he|his|her|they|their)"
+)
+
+
+# ---- errors and files
+
+
+class UserError(Exception):
+    """Wrong input. The message is one sentence: which file, line and field, what was expected, what to do."""
+
+
+def run(main):
+    """Calls main() and returns its result; UserError -> one line on stderr and exit status 2; Ctrl-C -> 130."""
+    try:
+        return main()
+    except UserError as e:
+        print(f"error: {e}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def write_atomic(path, content):
+    """Writes str (as UTF-8) or bytes beside `path`, flushes, then renames: nobody ever sees half a file."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as f:
+            f.write(content.encode() if isinstance(content, str) else content)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    except OSError as e:
+        raise UserError(f"cannot write {path} ({e.strerror or e}); free the place or choose another path") from e
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _lines(path):
+    """Yields (line number, text) of a UTF-8 file, plain or gzip by its first bytes; blank lines are passed over."""
+    n = total = 0
+    try:
+        with open(path, "rb") as raw:
+            f = gzip.open(raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw  # noqa: SIM115
+            while line := f.readline(MAX_LINE + 1):
+                n, total = n + 1, total + len(line)
+                if len(line) > MAX_LINE or total > MAX_FILE:
+                    limit, unit = (MAX_LINE >> 20, "a line") if len(line) > MAX_LINE else (MAX_FILE >> 20, "unpacked")
+                    raise UserError(
+                        f"{path}, line {n}: more than {limit} MiB {unit}; expected JSON lines, split the file"
+                    )
+                if line.strip():
+                    yield n, line.decode("utf-8-sig" if n == 1 else "utf-8")
+    except UnicodeDecodeError as e:
+        raise UserError(f"{path}, line {n}: byte {e.start + 1} is not UTF-8; save the file as UTF-8") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as e:
+        raise UserError(
+            f"{path}, line {n + 1}: the gzip data are cut off or damaged ({e}); fetch the file again"
+        ) from None
+    except OSError as e:
+        raise UserError(f"cannot read {path} ({e.strerror or e}); expected a JSON lines file, plain or gzip") from None
+
+
+def _field(row, name, kind=str, default=None):
+    """row[name], `a.b` goes into a nested object; checked to be a str or a list of str. Missing -> default or error."""
+    what = "a string" if kind is str else "a list of strings"
+    value = row
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            if default is not None and isinstance(value, dict):
+                return default
+            raise UserError(f"field '{name}' is missing; expected {what}")
+        value = value[part]
+    if not isinstance(value, kind) or not all(isinstance(v, str) for v in value):
+        shown = json.dumps(value)
+        raise UserError(f"field '{name}' is {shown[:60]}{'...' * (len(shown) > 60)}; expected {what}")
+    if re.search("[\ud800-\udfff]", value if kind is str else "".join(value)):
+        raise UserError(f"field '{name}' holds half of a surrogate pair; expected valid Unicode")
+    return value
+
+
+def _required(row, name):
+    text = _field(row, name).strip()
+    if not text:
+        raise UserError(f"field '{name}' is blank; expected text")
+    return text
+
+
+def _examples(path, key, build):
+    """Yields build(row) for each row of a JSON lines file; `key` is the unique id. Errors name file and line."""
+    seen = {}
+    for n, text in _lines(path):
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as e:
+            raise UserError(f"{path}, line {n}: not JSON ({e}); expected one JSON object on every line") from None
+        try:
+            if not isinstance(row, dict):
+                raise UserError(f"the line holds a JSON {type(row).__name__}; expected one JSON object on every line")
+            first = seen.setdefault(_required(row, key), n)
+            if first != n:
+                raise UserError(f"field '{key}' repeats {row[key]!r} of line {first}; expected unique ids")
+            example = build(row)
+        except UserError as e:
+            raise UserError(f"{path}, line {n}: {e}; correct or delete the line") from None
+        yield example
+    if not seen:
+        raise UserError(f"{path}, line 1: the file has no rows; expected one JSON object on every line, fetch it again")
+
+
+# ---- facts
+
+
+@dataclass
+class Fact:
+    """One statement with its time; `object` is the part asked for. Months = year * 12 + month - 1, inclusive."""
+
+    subject: str
+    relation: str
+    object: str
+    start: int
+    end: int
+
+
+@dataclass
+class Example:
+    """One question. `answers` is never empty, [""] = unanswerable; `time` = (first, last) month asked about."""
+
+    id: str
+    question: str
+    context: str
+    answers: list[str]
+    facts: list[Fact] = field(default_factory=list)
+    time: tuple[int, int] | None = None
+    remote: list[str] = field(default_factory=list)
+    proximal: list[str] = field(default_factory=list)
+
+
+_MONTH = rf"(?:{'|'.join(MONTHS)}), \d{{3,4}}"
+_FACT = re.compile(rf"(.+) from ({_MONTH}) to ({_MONTH})\.?")
+# TempReason's ten sentence forms. For coach, chair and heads the answer stands first: `Ann Lee is the chair of Acme`.
+_FORM = re.compile(
+    r"(.+?) (holds the position of|plays for|works for|is a member of(?: the)?|attended|is owned by"
+    r"|is the (?:head coach|chair|head of (?:the )?(?:government|state)) of) (.+)"
+)
+
+
+def normalize(text):
+    """SQuAD normalisation, in SQuAD's order: lower case, no ASCII punctuation, no articles, single spaces."""
+    text = "".join(c for c in text.lower() if c not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def parse_month(text):
+    """`Jan, 1968` -> 23616 = 1968 * 12 + 0. Years have three or four digits. UserError otherwise."""
+    if not re.fullmatch(_MONTH, text):
+        raise UserError(f"{text!r} is not a month; expected the form 'Jan, 1968'")
+    return int(text[5:]) * 12 + MONTHS.index(text[:3])
+
+
+def format_month(month):
+    """23616 -> `Jan, 1968`; the inverse of parse_month."""
+    return f"{MONTHS[month % 12]}, {month // 12}"
+
+
+def parse_fact_context(text):
+    """Lines of facts -> [(statement, start, end)], months inclusive. UserError names the first line that is no fact."""
+    out = []
+    for line in re.split(r"\s*\n\s*", text.strip()):
+        m = _FACT.fullmatch(line)
+        if not m:
+            raise UserError(f"fact {line[:200]!r} does not end in a time; expected '... from Jan, 1968 to Mar, 1970.'")
+        start, end = parse_month(m[2]), parse_month(m[3])
+        if start > end:
+            raise UserError(f"fact {line[:200]!r} ends before it starts; expected 'from <earlier> to <later>'")
+        out.append((m[1], start, end))
+    return out
+
+
+def split_statement(statement):
+    """`Bob Ray plays for Acme` -> (subject, relation, object); object is the part asked for. UserError if unknown."""
+    m = _FORM.fullmatch(statement)
+    if not m:
+        raise UserError(
+            f"fact {statement[:200]!r} has an unknown form; expected a form of TempReason such as 'A plays for B'"
+        )
+    return (m[3], m[2], m[1]) if m[2].startswith("is the ") else (m[1], m[2], m[3])
+
+
+def read_tempreason(path, setting):
+    """
+    Yields the Examples of a TempReason file (JSON lines, plain or gzip), checked; the first wrong row is a UserError.
+    setting: `reason` = the context is the facts, on one line; `obqa` = the context is the article.
+    time: the month asked about (L2), or the interval of the gold fact (L3).
+    """
+    if setting not in ("reason", "obqa"):
+        raise UserError(f"unknown setting {setting!r}; expected 'reason' or 'obqa'")
+
+    def build(row):
+        question = _required(row, "question")
+        answers = list(dict.fromkeys(a.strip() for a in _field(row, "text_answers.text", list)))
+        if not answers or "" in answers:
+            raise UserError("field 'text_answers.text' is empty or has a blank answer; expected one answer or more")
+        text = (
+            _required(row, "fact_context") if setting == "reason" else _field(row, "fact_context", default="").strip()
+        )
+        facts = [Fact(*split_statement(s), start, end) for s, start, end in (parse_fact_context(text) if text else [])]
+        context = " ".join(line.rstrip(".") + "." for line in re.split(r"\s*\n\s*", text))
+        if setting == "obqa":
+            context = _field(row, "context").strip()
+        month = re.search(rf" in ({_MONTH})\s*\?*$", question)
+        time = (parse_month(month[1]),) * 2 if month else _gold_interval(question, answers, facts)
+        accepted = set(map(normalize, answers))
+        negatives = dict.fromkeys(x.strip() for x in _field(row, "neg_answers", list, default=[]))
+        remote = [x for x in negatives if x and normalize(x) not in accepted]
+        return Example(row["id"].strip(), question, context, answers, facts, time, remote)
+
+    yield from _examples(path, "id", build)
+
+
+def _gold_interval(question, answers, facts):
+    """L3: interval of the gold fact; of several spells of the gold, the one next to the fact the question names."""
+    gold = [f for f in facts if f.object in answers]
+    m = re.search(r" (before|after) ([^?]+)\?*$", question)
+    named = [f.start for f in facts if m and question.rstrip("? ").endswith(f" {m[1]} {f.object}")]
+    sign = 1 if m and m[1] == "after" else -1
+    # spells on the asked side of the named fact come first, then the nearest
+    near = {id(g): min((((g.start - s) * sign < 0, abs(g.start - s)) for s in named), default=(0, 0)) for g in gold}
+    best = min(gold, key=lambda g: near[id(g)], default=None)
+    return best and (best.start, best.end)
+
+
+# ---- TimeQA
+
+_DATE = rf"(?:(early|mid|late)[ -])?(?:({'|'.join(MONTHS)})[a-z]*\.?,? )?(\d{{3,4}})(s?)\b"
+_TIME = re.compile(
+    rf"\b(from|between|in|during|period|after|before|until|since|by)\s+(?:the\s+)?(?:years?\s+)?{_DATE}"
+    rf"(?:\s*(?:to|and|until|-|–)\s*{_DATE})?",
+    re.IGNORECASE,
+)
+
+
+def question_time(question):
+    """
+    First and last month of a TimeQA question, or None: `in 1966`, `in Apr 1966`, `in late 1920s`, `from 1986 to 1987`,
+    `between ... and ...`; `before`, `until`, `by` start at month 0, and `after`, `since` end at LAST_MONTH.
+    """
+    found = list(_TIME.finditer(question))
+    m = max(found, key=lambda m: (m[8] is not None, m.start()), default=None)  # a range wins, else the last one
+    if m is None:
+        return None
+
+    def interval(part, month, year, decade):
+        start = int(year) * 12
+        if month:
+            return (start + MONTHS.index(month.title()),) * 2
+        a, b = {"early": (0, 4), "mid": (3, 6), "late": (5, 9)}.get((part or "").lower(), (0, 9)) if decade else (0, 0)
+        return start + a * 12, start + b * 12 + 11
+
+    word, (start, end) = m[1].lower(), interval(*m.group(2, 3, 4, 5))
+    if m[8]:
+        start, end = min(start, interval(*m.group(6, 7, 8, 9))[0]), max(end, interval(*m.group(6, 7, 8, 9))[1])
+    elif word in ("after", "since", "from"):
+        start, end = end + 1 if word == "after" else start, LAST_MONTH
+    elif word in ("before", "until", "by"):
+        start, end = 0, max(start - 1, 0) if word == "before" else end
+    return start, end
+
+
+def read_timeqa(path):
+    """Yields the Examples of a TimeQA file (JSON lines, plain or gzip), checked; without facts and negatives."""
+
+    def build(row):
+        question, context = _required(row, "question"), _required(row, "context")
+        targets = list(dict.fromkeys(t.strip() for t in _field(row, "targets", list)))
+        if not targets or ("" in targets and len(targets) > 1):
+            raise UserError(
+                'field \'targets\' is empty or mixes answers with ""; expected answers, or [""] for no answer'
+            )
+        return Example(row["idx"].strip(), question, context, targets, time=question_time(question))
+
+    yield from _examples(path, "idx", build)
+
+
+# ---- official files
+
+TIMEOUT = 60  # seconds without a byte
+HUB = "https://huggingface.co"  # TSQA_HUB replaces it
+TIMEQA = "https://raw.githubusercontent.com/wenhuchen/Time-Sensitive-QA/main/dataset"  # TSQA_TIMEQA replaces it
+_FILES = {
+    "tempreason-l2": "{}_l2.json",
+    "tempreason-l3": "{}_l3.json",
+    "timeqa-easy": "{}.easy.json",
+    "timeqa-hard": "{}.hard.json",
+}
+
+
+def download(url, path, sha256=None, remedy="put the file there by hand"):
+    """
+    Fetches `url` into the file `path`: temporary name, size against Content-Length, no HTML page in place of the file,
+    SHA-256 if given, then rename. UserError names the URL, the path and the remedy.
+    """
+    path, timeout = Path(path), socket.getdefaulttimeout()
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        request = urllib.request.Request(url, headers={"User-Agent": "tsqa"})
+        socket.setdefaulttimeout(TIMEOUT)  # torch.hub sets no timeout and checks no size
+        with urllib.request.urlopen(request) as reply:
+            size = reply.headers.get("Content-Length")
+        torch.hub.download_url_to_file(url, str(temporary), hash_prefix=sha256, progress=sys.stderr.isatty())
+        got = temporary.stat().st_size
+        with open(temporary, "rb") as f:
+            start = f.read(512).lstrip().lower()
+        if size is not None and got != int(size):
+            raise ValueError(f"received {got} of {size} bytes")
+        if got == 0 or start.startswith((b"<!doctype", b"<html")):
+            raise ValueError("received an empty file" if got == 0 else "received an HTML page in place of the file")
+        os.replace(temporary, path)
+    except (OSError, http.client.HTTPException, RuntimeError, ValueError) as e:
+        raise UserError(f"cannot download {url} to {path} ({e}); {remedy}") from e
+    finally:
+        socket.setdefaulttimeout(timeout)
+        temporary.unlink(missing_ok=True)
+
+
+def cache_dir():
+    """Where downloads are kept: $TSQA_CACHE or ~/.cache/tsqa."""
+    return Path(os.environ.get("TSQA_CACHE") or Path.home() / ".cache" / "tsqa")
+
+
+def find_data(data_dir, name, split):
+    """
+    Path of the official file of `tempreason-l2|l3` or `timeqa-easy|hard`, split `train|dev|test`: in data_dir (may be
+    None) or its folder `tempreason|timeqa`, plain, .gz or .gzip; else in the cache, downloaded if missing.
+    """
+    if name not in _FILES or split not in ("train", "dev", "test"):
+        raise UserError(f"unknown data {name!r}, split {split!r}; expected {', '.join(_FILES)} and train, dev or test")
+    if data_dir is not None and not Path(data_dir).is_dir():
+        raise UserError(f"{data_dir} is not a folder; expected the folder of the official files after --data-dir")
+    source = name.split("-")[0]
+    file = _FILES[name].format("val" if source == "tempreason" and split == "dev" else split)
+    folders = [] if data_dir is None else [Path(data_dir), Path(data_dir) / source]
+    for folder in (*folders, cache_dir()):
+        for candidate in (folder / file, folder / f"{file}.gz", folder / f"{file}.gzip"):
+            if candidate.is_file():
+                return candidate
+    if source == "tempreason":
+        base = os.environ.get("TSQA_HUB", HUB).rstrip("/") + "/datasets/tonytan48/TempReason/resolve/main"
+    else:
+        base, file = os.environ.get("TSQA_TIMEQA", TIMEQA).rstrip("/"), f"{file}.gzip"
+    target = cache_dir() / file
+    download(f"{base}/{file}", target, remedy=f"put {file} into a folder and name the folder with --data-dir")
+    return target
+
+
+# ---- passages and batches
+
+
+def select_passages(question, context, budget, count, keep="relevant"):
+    """
+    Shortens `context` to at most `budget` pieces; count(text) -> pieces, called about once per passage. Passages are
+    sentences, cut at 60 words. keep: `relevant` = those that share most words and times with the question, in their own
+    order; `first` = the beginning. Ours: the source is silent on long contexts.
+    """
+    if keep not in ("relevant", "first"):
+        raise UserError(f"unknown choice {keep!r} of passages; expected 'relevant' or 'first'")
+    if count(context) <= budget:
+        return context
+    words = [s.split() for s in SENTENCE.split(context)]
+    passages = [" ".join(w[i : i + 60]) for w in words for i in range(0, len(w), 60)]
+    sizes = [count(p) for p in passages]
+    if keep == "relevant":
+        scores = _relevance(question, passages)
+        order = sorted(range(len(passages)), key=lambda i: -scores[i])
+    else:
+        order = range(len(passages))
+    kept, left = set(), budget
+    for i in order:
+        if sizes[i] <= left:
+            kept.add(i)
+            left -= sizes[i]
+        elif keep == "first" or not kept:  # fill up with as many words as fit, by bisection
+            w = passages[i].split()
+            low, high = 0, len(w) - 1
+            while low < high:
+                middle = (low + high + 1) // 2
+                low, high = (middle, high) if count(" ".join(w[:middle])) <= left else (low, middle - 1)
+            passages[i] = " ".join(w[:low])
+            kept.add(i)
+            break
+    return " ".join(passages[i] for i in sorted(kept) if passages[i]) or context
+
+
+def _relevance(question, passages):
+    """One score per passage; the weights were chosen on TimeQA's train files (gold kept in 512 pieces)."""
+    bags = [set(re.findall(r"\w+", p.lower())) for p in passages]
+    frequency, n = Counter(w for bag in bags for w in bag), len(passages)
+    wanted = {w for w in re.findall(r"\w+", question.lower()) if not w.isdigit() and not STOP_WORDS.fullmatch(w)}
+    time = question_time(question)
+    first, last = (time[0] // 12, time[1] // 12) if time else (0, 0)
+    scores = []
+    for bag, passage in zip(bags, passages, strict=True):
+        score = sum(math.log(1 + n / frequency[w]) for w in wanted & bag)  # rare words count more
+        years = [int(y) for y in re.findall(r"\b(\d{3,4})s?\b", passage)] if time else []
+        if any(first <= y <= last for y in years):
+            score += 5 + 4 * len({first, last} & set(years))
+        elif years and min(years) < first and max(years) > last:
+            score += 3
+        elif years:
+            score += 2 * math.exp(-min(min(abs(y - first), abs(y - last)) for y in years) / 5)
+        scores.append(score)
+    before, after = [0, *scores[:-1]], [*scores[1:], 0]
+    # neighbours hold the names that pronouns stand for; articles begin with what matters most
+    return [s + 0.5 * a + 0.4 * b - 4 * i / n for i, (s, a, b) in enumerate(zip(scores, before, after, strict=True))]
+
+
+def batches(lengths, batch_size=None, max_tokens=None, rng=0, shuffle=True):
+    """
+    Yields lists of indices into `lengths`, every index once, rows of similar length together. batch_size: most rows of
+    a batch; max_tokens: most positions after padding (a longer row stands alone). rng: torch.Generator, or numpy's seed
+    or Generator; a Generator moves on, so the next call gives another order. shuffle=False: longest first.
+    """
+    lengths = np.asarray(lengths, dtype=np.int64)
+    if min((x for x in (batch_size, max_tokens) if x is not None), default=0) < 1:
+        raise UserError(f"batch size {batch_size} and {max_tokens} tokens; expected at least one of them, 1 or more")
+    if isinstance(rng, torch.Generator):
+        rng = int(torch.randint(2**62, (1,), generator=rng))
+    rng = np.random.default_rng(rng)
+    # blurred lengths: other companions in every epoch, and little padding
+    keys = lengths * rng.uniform(0.95, 1.05, len(lengths)) if shuffle else lengths
+    out, longest = [], 0
+    for i in np.argsort(-keys, kind="stable").tolist():
+        longest = max(longest, int(lengths[i]))
+        if not out or len(out[-1]) == batch_size or (len(out[-1]) + 1) * longest > (max_tokens or math.inf):
+            out.append([])
+            longest = int(lengths[i])
+        out[-1].append(i)
+    yield from (out[i] for i in rng.permutation(len(out))) if shuffle else out
+
+
+def pad(rows, value=0):
+    """Lists of ids -> (ids, mask), both int64 (B, S), padded on the right with `value`; mask is 0 on the padding."""
+    size = max(map(len, rows), default=0)
+    ids = torch.tensor([[*row, *[value] * (size - len(row))] for row in rows], dtype=torch.int64).view(len(rows), size)
+    mask = torch.tensor([[1] * len(row) + [0] * (size - len(row)) for row in rows], dtype=torch.int64)
+    return ids, mask.view(len(rows), size)  # both (B, S)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# tokenizer
+
+PAD, EOS, UNK = 0, 1, 2  # T5's fixed ids; the decoder starts with PAD
+
+
+class Tokenizer:
+    """SentencePiece as T5 ships it: a directory with `spiece.model`; after its pieces come 100 sentinels, counted down.
+
+    Plain SentencePiece, without the special treatment of `</s>` or `<extra_id_0>` inside a text: that is how T5 was trained.
+    """
+
+    def __init__(self, directory):
+        path = Path(directory) / "spiece.model"
+        if not path.is_file():
+            raise UserError(f"{path} is missing; expected T5's SentencePiece model beside the weights")
+        self.model_bytes = path.read_bytes()
+        try:
+            self.sp = sentencepiece.SentencePieceProcessor(model_proto=self.model_bytes)
+        except (RuntimeError, OSError) as e:
+            raise UserError(f"{path} is not a SentencePiece model ({e}); fetch the file again") from None
+        if (self.sp.pad_id(), self.sp.eos_id(), self.sp.unk_id()) != (PAD, EOS, UNK):
+            raise UserError(f"{path} is no T5 vocabulary: expected ids 0, 1, 2 for padding, end and unknown")
+        self.size = self.sp.get_piece_size()  # pieces; the embedding matrix has more rows
+
+    def sentinel(self, k):
+        """Id of `<extra_id_k>`, 0 <= k < 100: 32099 - k for T5's 32,000 pieces."""
+        return self.size + 99 - k
+
+    def encode(self, text, max_length=None):
+        """Ids ending in exactly one EOS, at most max_length of them, EOS included."""
+        ids = self.sp.encode(text)
+        return ids[: max_length and max_length - 1] + [EOS]
+
+    def encode_with_offsets(self, text):
+        """(ids, [(start, end)]): the characters of `text` behind each id; EOS stands for the empty end of the text."""
+        out = self.sp.encode(text, return_type="offset_mapping")
+        return [*out["ids"], EOS], [*out["offsets"], (len(text), len(text))]
+
+    def decode(self, ids):
+        """Text up to the first EOS; ids without a text (padding, sentinels, unused rows) are left out."""
+        ids = list(ids)
+        ids = ids[: ids.index(EOS)] if EOS in ids else ids
+        return self.sp.decode([i for i in ids if UNK < i < self.size]).strip()
+
+    def save(self, directory):
+        """Write `spiece.model` and what `transformers` wants beside it."""
+        settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": 100, "legacy": False, "model_max_length": 10**9}
+        write_atomic(Path(directory) / "spiece.model", self.model_bytes)
+        write_atomic(Path(directory) / "tokenizer_config.json", json.dumps(settings, indent=2) + "\n")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# made-up names
+
+# One sound a line: onsets | vowels | codas | endings. Rough imitations of how names look; nothing is a list of names.
+SOUNDS = """b br c ch cl d dr f g gr h j k l m n p r s sh st t th w wh|a e i o u ea oo ai|l n r s t ck nd rd|ton ley ford ham bury field worth
+b c d f g l m n p r s t v gu qu ll ch|a e i o u ia ie|n r s l|ez ero illo ada ón ía ina oso ario
+b v d z k l m n p r s t č š ž j dr kr sl zd|a e i o u|n r l k v|ić ov ek ová in sky ec ice ak
+b br d f fr g h k kl l m n r s sch st t w z|a e i o u ei au ö ü ä ie|l n r ß tz ch rn|berg mann stein er dorf hausen bach
+b br c ch d f g gr j l m n p r s t v|a e i o u é è ou oi eau an|r l n t s|ier ais eux ette ville ard ot enne
+b d f g h j k l m n r s t v sk str|a e i o u å ø æ y|l n r k s d|sen vik strand lund gaard by nes dal
+b c d g h k l m n r s t y z ş ç|a e i ı o u ü ö|l n r k z ğ|oğlu lar köy tepe can gül er
+b ch d g h j k m n r s sh t ts y z|a e i o u|n|ra ki moto yama shi saka no da
+b d f g h j k l m n r s t z q kh|a i u aa|d f l m n r b|i ani awi an abad ullah
+ch sh zh d f g h j l m n p q t w x y|a e i o u ao ei ia uo|n ng|an en ing
+b c d g k l m n p r s sz t w z ł|a e i o ó y ą ę|k l n r sz ń|ski cki owicz ów ek no
+b d f g h k l m n p r s t v gy sz|a e i o u á é í ö ő|k l n r s sz|y i fi falva hely ás
+b d ff g ll m n p r rh t w y|a e i o u w y|n r s dd l th|wyn eth an og
+б в г д ж з к л м н п р с т|а е и о у я|н р л к|ов ин ский ева енко
+β γ δ θ κ λ μ ν π ρ σ τ φ|α ε η ι ο ω|ς ν ρ|ιδης πουλος άκης ου"""
+SOUNDS = [[part.split() for part in line.split("|")] for line in SOUNDS.splitlines()]
+SOUND_WEIGHTS = [30, 8, 8, 8, 8, 6, 4, 5, 5, 4, 5, 3, 3, 0.5, 0.5]
+
+# Templates, parted by "; ". {w} word, {c} country, {f} field of government, {s} study, {l} letters, {d} small number,
+# {y} year, {o} and {home} ordinal and country shared by the answers of one question, {a} creed and {b} body of a party.
+TEMPLATES = {
+    "person": "{w} {w}; {w} {w}; {w} {w}; {w} {w}; {w} {w}; {w} {w}; {w} {w}; {w} {w}; {w} {w} {w}; {w} {L}. {w}; {w} {L}. {w};"
+    " {w} de {w}; {w} van {w}; {w} von {w}; {w} al-{w}; {w} da {w}; {w} y {w}; {L}. {L}. {w}; {w} {w}-{w}; {w}; {w};"
+    " Sir {w} {w}, {o} Baronet; {w} {w}, {o} Earl of {w}; {w} {w}, Baron {w}; Lord {w} {w}; {w} {w}, {o} Duke of {w};"
+    " {w} {w} (politician); {w} {w} (footballer); {w} {w} (bishop); {w} {w} Jr.; {w} {w} III; Princess {w} of {w}; {w} of {w}; {w}'{w}",
+    "country": "{k}; {k}; {k}; {k}; {k}; {k}; United Kingdom of {k}; Republic of {k}; New {k}; South {k}; United {k} Provinces; Kingdom of {k}",
+    "club": "{w} F.C.; {w} F.C.; {w} F.C.; {w} FC; FC {w}; {w} United F.C.; {w} City F.C.; {w} Town F.C.; {l} {w}; {l} {w}; {l} {w};"
+    " {L}.{L}. {w}; {L}.{L}.{L}. {w}; {w} {l}; {w} A.F.C.; {w} {w}; {w} {w} F.C.; A.C. {w} Calcio; Club Deportivo {w}; C.D. {w};"
+    " Real {w}; Sporting {w}; {w} County Cricket Club; {w} Rovers F.C.; {w} Athletic F.C.; {w} Tigers; {w} Blizzard; {w} Knights;"
+    " {w} Wanderers; {w} Kings; {d}. FC {w}; {w} 0{d}; {w} F.C. Women; {l} {w} {y}; SV {w}; Dynamo {w}; {w} II; {w}; {w}-{w};"
+    " {c} national football team; {c} national under-2{d} football team; {c} women's national football team; {c} U2{d} soccer team;"
+    " {c} national cricket team; {c} B national football team; {c} women's national under-1{d} football team; Club {w} de {w}",
+    "school": "University of {w}; University of {w}; {w} University; {w} University; {w} University of {s}; University of {w}, {w};"
+    " {w} Institute of {s}; Technical University of {w}; {w} College, {w}; {w} College; École {w} de {w}; Universität {w};"
+    " Universidad de {w}; Hochschule für {w} {w}; {w} School of {s}; {w} State University; Royal {w} Academy of {s};"
+    " Conservatoire national de {w}; {w} Academy of Sciences; Imperial {w} University; St. {w}'s College; National University of {c};"
+    " {w}–{w} University; {w} Grammar School; {w}'s Academy; {w} and {w} University; University of {s} {w}; {w} Law School",
+    "employer": "{school}; {school}; {school}; {school}; {school}; {school}; {school}; {school}; {school}; {school}; {w} Company; {w} & {w};"
+    " The {w} Times; {w} Museum; Radio {w}; {w} Group; {w}, Inc.; Bank of {w}; {w} Records; Le {w}; {w} Daily News; {w} Press;"
+    " National Gallery of {w}; {w} Laboratories; {w} {d}; {l}; {w} Hospital; Max {w} Institute for {s}; L'{w}; {w}; {w} {w}",
+    "party": "{a} {b} of {c}; {a} {b}; {a} {b}; {a} {w} {b}; {w} {a} {b}; {w}'s {k} Party; {w} {w}; {a} {b} ({k}); {k} {a} {b};"
+    " Party of {a} {w}; {a} {b} of {k} ({a}); {w}",
+    "position": "Member of the {o} Parliament of the {home}; Member of the {o} Parliament of the {home}; Member of the {o} Parliament"
+    " of the {home}; Member of the {o} Parliament of the {home}; Member of the {o} {home} Parliament; Member of the {o} Parliament of {home};"
+    " member of the {o} Congress of {home}; Member of the {o} Assembly of {home}; Member of the {o} Bundestag of {home};"
+    " Minister of {f} of {home}; Minister of {f} of {home}; Minister of {f}; Minister for {f}; Minister for {f} of {home}; {k} Minister of {f};"
+    " Prime Minister of {home}; President of {home}; Deputy Prime Minister of {home}; Ambassador of {k} to {c}; {k} Ambassador to {k};"
+    " Governor of {w}; Mayor of {w}; Lord Mayor of {w}; Member of the House of Lords; Member of the House of Deputies of {home};"
+    " member of the {k} House of Representatives; member of the Parliament of {c}; member of the National Assembly of {c};"
+    " member of the State Senate of {w}; Secretary of State for {f}; Under-Secretary of State for {f}; Chief Secretary to the {w};"
+    " Speaker of the {w}; Bishop of {w}; Archbishop of {w}; Roman Catholic Archbishop of {w}; auxiliary bishop of {w}; titular bishop of {w};"
+    " Attorney General of {home}; Chairman of the {w} Committee; Chief of the {k} Police; Leader of the Opposition of {home};"
+    " Shadow Minister for {f}; Commissioner for {f} and {f}; King of {c}; Premier of {w}; Judge of the {w} Court; apostolic nuncio to {k};"
+    " Representative of the {w} Assembly; Secretary-General of the {w}; deputy member of the Parliament of {home}; Minister without portfolio;"
+    " Permanent Representative of {k} to the {w}; Chief Justice of {home}; Lord Lieutenant of {w}; First Lord of the {w}",
+    "owner": "{employer}; {employer}; {employer}; {person}",
+    "f": "Finance; Defence; Health; Justice; Education; Culture; Labour; Trade; Transport; Agriculture; Energy; the Interior; Sport;"
+    " Foreign Affairs; the Navy; Public Works; Science; Housing; Social Affairs; the Environment; Industry; Women; Posts; War;"
+    " Commercial Marine; the Colonies; Economic Affairs",
+    "s": "Technology; Medicine; the Arts; Economics; Mining; Music; Agriculture; Fine Arts; Applied Sciences; Theology; Law; Physics",
+    "a": "National; Liberal; Conservative; Social Democratic; Christian; People's; Labour; Green; Republican; Radical; Progressive;"
+    " Agrarian; Communist; Independent",
+    "b": "Party; Party; Party; Union; Front; Movement; Alliance; League; Bloc; Coalition",
+}
+TEMPLATES = {kind: [t.strip() for t in text.split(";")] for kind, text in TEMPLATES.items()}
+
+
+def split_of(word):
+    """The split that owns a made-up word: a hash decides, so that train, dev and test share no name at all."""
+    h = zlib.crc32(word.lower().encode()) % 10
+    return ("test", "dev")[h] if h < 2 else "train"
+
+
+class Names:
+    """Made-up names that belong to one split, drawn from `rng`."""
+
+    def __init__(self, rng, split):
+        self.rng, self.split = rng, split
+
+    def word(self, sound=None, end=None):
+        r = self.rng
+        onsets, vowels, codas, ends = sound or r.choices(SOUNDS, SOUND_WEIGHTS)[0]
+        while True:
+            w = "" if r.random() < 0.85 else r.choice(vowels)
+            for _ in range(r.choice((1, 1, 2, 2, 3))):
+                w += r.choice(onsets) + r.choice(vowels) + (r.choice(codas) if r.random() < 0.35 else "")
+            w += end or (r.choice(ends) if r.random() < 0.5 or len(w) < 4 else "")
+            if 3 <= len(w) <= 14 and split_of(w) == self.split:
+                return w[0].upper() + w[1:]
+
+    def draw(self, kind, home="", number=1):
+        """A name of a kind of TEMPLATES; `home` and `number` are shared by the answers of one question."""
+        r, sound = self.rng, self.rng.choices(SOUNDS, SOUND_WEIGHTS)[0]
+
+        def fill(match):
+            key = match[1]
+            if key == "w":  # one name mostly keeps to one language
+                return self.word(sound if r.random() < 0.8 else None)
+            if key == "k":
+                return self.word(SOUNDS[0], r.choice(("ia", "land", "mark", "stan", "avia", "onia", "any")))
+            if key in TEMPLATES or key == "c":
+                return self.draw("country" if key == "c" else key)
+            if key in ("L", "l"):
+                return "".join(r.choices("ABCDEFGHIJKLMNOPRSTUVWZ", k=1 if key == "L" else r.choice((2, 2, 3))))
+            if key == "o":
+                return ordinal(number)
+            if key == "home":
+                return home
+            return str(r.randint(1, 9) if key == "d" else r.randint(1890, 1960))
+
+        return re.sub(r"\{(\w+)\}", fill, r.choice(TEMPLATES[kind]))
+
+
+def ordinal(n):
+    """1 -> 1st, 12 -> 12th"""
+    return f"{n}" + ("th" if n % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th"))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# mini: an endless data set from a seed, no files
+
+RELATIONS = {  # name: (weight, kind of subject, kind of answer, fact, question)
+    "position": (30, "person", "position", "{s} holds the position of {o}", "Which position did {s} hold"),
+    "team": (24, "person", "club", "{s} plays for {o}", "Which team did {s} play for"),
+    "employer": (20, "person", "employer", "{s} works for {o}", "Which employer did {s} work for"),
+    "party": (5, "person", "party", "{s} is a member of the {o}", "Which political party did {s} belong to"),
+    "school": (8, "person", "school", "{s} attended {o}", "Where was {s} educated"),
+    "coach": (6, "club", "person", "{o} is the head coach of {s}", "Who was the head coach of the team {s}"),
+    "chair": (5, "employer", "person", "{o} is the chair of {s}", "Who was the chair of {s}"),
+    "government": (
+        2,
+        "country",
+        "person",
+        "{o} is the head of the government of {s}",
+        "Who was the head of the government of {s}",
+    ),
+    "owner": (3, "employer", "owner", "{s} is owned by {o}", "Who was the owner of {s}"),
+}
+OPEN_END = 2022 * 12 + 11  # TempReason writes an open end as "Dec, 2022"
+
+
+def timeline(rng, n, begin=None):
+    """Up to n intervals (start, end), months, both inclusive: back to back, gaps, overlaps, no length, an open end."""
+    years = rng.random() < 0.55  # many sources know only the year: everything starts and ends in January
+    step = 12 if years else 1
+    era = rng.random()
+    first = (1930, 2012) if era < 0.6 else (1750, 1930) if era < 0.88 else (1000, 1750) if era < 0.95 else (600, 1000)
+    t = 12 * rng.randint(*first) + (0 if years else rng.randint(0, 11)) if begin is None else begin
+    touch, overlap = rng.choice((0.2, 0.5, 0.8)), rng.choice((0.0, 0.0, 0.1, 0.3))
+    longest, out = rng.choice((3, 6, 12)) * (1 if years else 12), []
+    while len(out) < n and t <= OPEN_END:
+        long = 0 if rng.random() < 0.07 else step * rng.randint(1, longest)
+        end = min(t + long, OPEN_END)
+        out.append((t, end))
+        chance = rng.random()
+        if chance < overlap:
+            t += step * rng.randint(0, max(1, long // step))
+        elif chance < overlap + (1 - overlap) * touch:
+            t = end
+        else:
+            t = end + step * rng.randint(1, 4 if years else 30)
+    if rng.random() < 0.25 and out[-1][0] > 1950 * 12:
+        out[-1] = (out[-1][0], OPEN_END)
+    return out
+
+
+def facts_of(rng, names, relation, n, subject=None, begin=None):
+    """n facts of one (subject, relation) with different answers, in order of time."""
+    _, subject_kind, kind, _, _ = RELATIONS[relation]
+    subject = subject or names.draw(subject_kind, number=rng.randint(1, 12))
+    home, number, intervals, objects = names.draw("country"), rng.randint(1, 50), timeline(rng, n, begin), []
+    while len(objects) < len(intervals):
+        number += 1
+        o = names.draw(kind, home, number if kind == "position" else rng.randint(1, 12))
+        if o not in objects:
+            objects.append(o)
+    return [Fact(subject, relation, o, *span) for o, span in zip(objects, intervals)]
+
+
+def statement(fact):
+    """A fact in TempReason's form, without its full stop."""
+    text = RELATIONS[fact.relation][3].format(s=fact.subject, o=fact.object)
+    return f"{text} from {format_month(fact.start)} to {format_month(fact.end)}"
+
+
+def ask(rng, facts, level):
+    """A question about the facts (all of one subject and relation) -> (question, answers, time) or None if there is none.
+
+    l2: all objects whose interval contains a month. l3: the neighbour in time of one answer, where it does not overlap it.
+    """
+    stem = RELATIONS[facts[0].relation][4].format(s=facts[0].subject)
+    if level == "l2":
+        f = rng.choice(facts)
+        t = rng.choice((f.start, f.end)) if rng.random() < 0.12 else rng.randint(f.start, f.end)
+        golds = [g for g in facts if g.start <= t <= g.end]
+        return f"{stem} in {format_month(t)}?", [g.object for g in golds], (t, t)
+    order = sorted(facts, key=lambda f: (f.start, f.end))
+    pairs = [(a, b) for a, b in itertools.pairwise(order) if a.end <= b.start and a.start < b.start]
+    starts = [f.start for f in facts]
+    pairs = [(a, b) for a, b in pairs if starts.count(a.start) == starts.count(b.start) == 1]
+    if not pairs:
+        return None
+    a, b = rng.choice(pairs)
+    word, known, gold = rng.choice((("after", a, b), ("before", b, a)))
+    return f"{stem} {word} {known.object}?", [gold.object], (gold.start, gold.end)
+
+
+PERSON_RELATIONS = ("position", "team", "employer", "party", "school")  # a biography mixes these
+PROSE = {  # {p} who it is about, {o} the answer, {t} a time phrase, {r} a range, {a} and {b} its ends; parted by "|"
+    "position": "{p} served as {o} {t}.|{p} was {o} {t}.|{p} was appointed {o} in {a}, an office held until {b}."
+    "|As {o} ({r}), {p} was often away.",
+    "team": "{p} played for {o} {t}.|{p} signed for {o} in {a} and left in {b}.|{p} spent some seasons ({r}) with {o}."
+    "|{p} appeared for {o} {t}.",
+    "employer": "{p} worked for {o} {t}.|{p} joined {o} in {a} and stayed until {b}.|{p} was on the staff of {o} {t}."
+    "|There followed work at {o} ({r}).",
+    "party": "{p} was a member of the {o} {t}.|{p} entered the {o} in {a} and left it in {b}.|{p} stood for the {o} ({r}).",
+    "school": "{p} studied at {o} {t}.|{p} was educated at {o} ({r}).|{p} entered {o} in {a} and graduated in {b}.",
+    "coach": "{o} coached {p} {t}.|{o} took over {p} in {a} and was replaced in {b}."
+    "|With {o} as head coach ({r}), {p} changed its style.",
+    "chair": "{o} chaired {p} {t}.|{o} was elected chair of {p} in {a} and stepped down in {b}.|Under {o} ({r}), {p} grew.",
+    "government": "{o} led the government of {p} {t}.|{o} formed a government of {p} in {a} that lasted until {b}.",
+    "owner": "{o} owned {p} {t}.|{o} bought {p} in {a} and sold it in {b}.|{p} belonged to {o} ({r}).",
+    # other events of the same years: the stuff of proximal negatives
+    "aside": "In {y}, {p} received the {w} Prize.|In {m} {y}, the {w} Stadium was opened.|{w} {w}, a rival, died in {y}."
+    "|{p} was awarded an honorary degree by the University of {w} in {m} {y}.|At the age of {d}7, {p} moved to {w}."
+    "|In the {z}s, {w} {w} wrote a column about {p}.|A match against {w} F.C. in {y} drew 1{d},{d}00 people."
+    "|The {w} Commission met from {y} to {y2}.|{p} was elected a fellow of the {w} Society in {y}."
+    "|{w} {w} was the secretary of the {w} Club ({y}–{y2}).",
+}
+PROSE = {kind: text.split("|") for kind, text in PROSE.items()}
+
+
+def date_in_prose(month, years):
+    """`1949` where only years are known, else `March 1949`"""
+    return str(month // 12) if years else f"{calendar.month_name[month % 12 + 1]} {month // 12}"
+
+
+def tell(rng, fact, years):
+    """A fact as a sentence of prose: one of several wordings, the time as one of several phrases."""
+    a, b, open_end = date_in_prose(fact.start, years), date_in_prose(fact.end, years), fact.end == OPEN_END
+    forms = PROSE[fact.relation]
+    if fact.start == fact.end or open_end:
+        form, time = forms[0], f"in {a}" if fact.start == fact.end else f"since {a}"
+    else:
+        form = rng.choice(forms)
+        time = rng.choice(("from {a} to {b}", "from {a} until {b}", "between {a} and {b}")).format(a=a, b=b)
+    short = b[2:] if years and a[:2] == b[:2] and len(a) == 4 and rng.random() < 0.5 else b  # 1949–66
+    return form.format(p=fact.subject, o=fact.object, t=time, a=a, b=b, r=f"{a}–{short}")
+
+
+def biography(rng, names, groups):
+    """Prose that tells all facts of several groups, shuffled among asides from the same years."""
+    facts = [f for group in groups for f in group]
+    subject, sentences = facts[0].subject, []
+    for group in groups:
+        years = all(f.start % 12 == 0 and f.end % 12 in (0, 11) for f in group)
+        sentences += [tell(rng, f, years) for f in group]
+    for _ in range(rng.randint(1, 4)):
+        f = rng.choice(facts)
+        y = rng.randint(f.start, f.end) // 12
+        d, m = rng.randint(1, 6), calendar.month_name[rng.randint(1, 12)]
+        text = re.sub(r"\{w\}", lambda _: names.word(), rng.choice(PROSE["aside"]))
+        sentences.append(text.format(p=subject, y=y, y2=y + rng.randint(1, 5), z=y // 10 * 10, d=d, m=m))
+    rng.shuffle(sentences)
+    return " ".join(sentences)
+
+
+def mini(split, level="mix", setting="mix", n=1000, seed=0):
+    """Yields n generated Examples; the same arguments give the same examples. No name occurs in two splits.
+
+    split: train, dev, test; level: l2 (a month is given), l3 (before or after another answer), mix; setting: reason (the
+    context is the facts), obqa (a biography in prose, sometimes without an answer), mix. Facts are in `facts`.
+    """
+    choices = {"split": ("train", "dev", "test"), "level": ("l2", "l3", "mix"), "setting": ("reason", "obqa", "mix")}
+    for name, value in (("split", split), ("level", level), ("setting", setting)):
+        if value not in choices[name]:
+            raise UserError(f"mini has no {name} {value!r}; expected one of {', '.join(choices[name])}")
+    rng = random.Random(f"mini {split} {level} {setting} {seed}")
+    names, made = Names(rng, split), 0
+    weights = [r[0] for r in RELATIONS.values()]
+    while made < n:
+        lv = rng.choice(("l2", "l3")) if level == "mix" else level
+        st = rng.choice(("reason", "obqa")) if setting == "mix" else setting
+        relation = rng.choices(list(RELATIONS), weights)[0]
+        size = rng.choice((3, 3, 4, 4, 5, 5, 6, 7, 8, 10, 12)) if st == "reason" else rng.randint(2, 5)
+        facts = facts_of(rng, names, relation, size)
+        asked = (ask if st == "reason" else ask_prose)(rng, facts, lv)
+        if asked is None:
+            continue
+        question, answers, time = asked
+        if st == "reason":
+            rng.shuffle(facts)
+            context = " ".join(f"{statement(f)}." for f in facts)
+        else:
+            groups = [facts]
+            if relation in PERSON_RELATIONS:
+                others = rng.sample([r for r in PERSON_RELATIONS if r != relation], rng.randint(0, 2))
+                groups += [facts_of(rng, names, r, rng.randint(1, 2), facts[0].subject, facts[0].start) for r in others]
+            facts = [f for group in groups for f in group]
+            context = biography(rng, names, groups)
+        yield Example(f"mini-{split}-{lv}-{st}-{seed}-{made}", question, context, answers, facts, time)
+        made += 1
+
+
+def ask_prose(rng, facts, level):
+    """`ask` for prose, which often tells the year alone: only questions that the years decide; a gap has no answer."""
+    if level == "l3":
+        return ask(rng, facts, level) if len({f.start // 12 for f in facts}) == len(facts) else None
+    bounds = {month // 12 for f in facts for month in (f.start, f.end)}
+    years = range(min(bounds) + 1, min(max(bounds), OPEN_END // 12))
+    months = [12 * y + rng.randint(0, 11) for y in years if y not in bounds]
+    inside = [t for t in months if any(f.start <= t <= f.end for f in facts)]
+    gaps = [t for t in months if t not in inside]
+    pool = gaps if gaps and rng.random() < 0.4 else inside
+    if not pool:
+        return None
+    t = rng.choice(pool)
+    stem = RELATIONS[facts[0].relation][4].format(s=facts[0].subject)
+    return f"{stem} in {format_month(t)}?", [f.object for f in facts if f.start <= t <= f.end] or [""], (t, t)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# the bundled tokenizer, trained on generated text alone
+
+HOUSEHOLD = (  # sentences about household events, so that TRAVELER's words are pieces too; parted by "|"
+    "On {m} {d}, {y} at 2{h}:{h}5, {w} watched a film in the living room.|Did {w} drink juice in the kitchen on {y}-0{h}-{d}?"
+    "|Who ate risotto in the kitchen last month?|How often did {w} read a book in the living room this year?|yes, no, nobody, nothing"
+    "|When was the last time {w} stored a wine bottle in the kitchen?|Did {w} dance salsa in the living room some time ago?"
+    "|Did {w} chat with a friend a long time ago, recently or just now?|Today is the {y}-0{h}-{d} 2{h}:1{h}. yesterday today this month"
+    '|{{"Event Type": "watch film", "Subject": "{w}", "Location": "living room", "Timestamp": "{y}-0{h}-{d} 1{h}:3{h}"}}'
+)
+
+
+def tokenizer_text(n, seed):
+    """Yields texts like those of `mini` (train), and household events; n of each kind."""
+    rng = random.Random(seed)
+    names = Names(rng, "train")
+    for ex in mini("train", "mix", "mix", n, seed):
+        yield f"question: {ex.question}"
+        yield f"context: {ex.context}"
+        slots = {"m": calendar.month_name[rng.randint(1, 12)], "d": rng.randint(10, 28), "h": rng.randint(1, 9)}
+        yield rng.choice(HOUSEHOLD.split("|")).format(w=names.word(), y=rng.randint(1990, 2023), **slots)
+
+
+def train_tokenizer(directory, pieces=2048, n=30000, seed=0):
+    """Trains the bundled SentencePiece model: digits apart, bytes for what is rare, and any text comes back unchanged.
+
+    Pieces such as "▁1" let the first digit of a year differ from the others. `pieces` counts the 256 bytes too.
+    """
+    out = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=tokenizer_text(n, seed),
+        model_writer=out,
+        model_type="bpe",
+        vocab_size=pieces,
+        byte_fallback=True,
+        split_digits=True,
+        user_defined_symbols=[f"▁{digit}" for digit in range(10)],
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        character_coverage=0.9999,
+        max_sentence_length=10**6,
+        pad_id=PAD,
+        eos_id=EOS,
+        unk_id=UNK,
+        bos_id=-1,
+        num_threads=1,
+        minloglevel=2,
+    )
+    write_atomic(Path(directory) / "spiece.model", out.getvalue())
+    Tokenizer(directory).save(directory)
+
+
+def main():
+    p = argparse.ArgumentParser(description="Look at generated questions, or train the bundled tokenizer again.")
+    p.add_argument("--show", type=int, metavar="N", default=3, help="print N questions of mini (default: %(default)s)")
+    p.add_argument("--split", default="train", help="train, dev or test (default: %(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="of the questions or of the tokenizer's text (default: 0)")
+    p.add_argument(
+        "--train-tokenizer", metavar="DIR", help="write spiece.model there (the bundled one: assets/tiny-t5)"
+    )
+    args = p.parse_args()
+    if args.train_tokenizer:
+        train_tokenizer(args.train_tokenizer, seed=args.seed)
+        return
+    for ex in mini(args.split, n=args.show, seed=args.seed):
+        print(f"{ex.id}\n  question: {ex.question}\n  context:  {ex.context}\n  answers:  {ex.answers}\n")
+
+
+if __name__ == "__main__":
+    run(main)
