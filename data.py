@@ -2,6 +2,7 @@
 
 import argparse
 import calendar
+import functools
 import gzip
 import http.client
 import io
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import sentencepiece
+import spacy
 import torch
 
 MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
@@ -480,6 +482,281 @@ def pad(rows, value=0):
     ids = torch.tensor([[*row, *[value] * (size - len(row))] for row in rows], dtype=torch.int64).view(len(rows), size)
     mask = torch.tensor([[1] * len(row) + [0] * (size - len(row)) for row in rows], dtype=torch.int64)
     return ids, mask.view(len(rows), size)  # both (B, S)
+
+
+# --- time tagger ------------------------------------------------------------------------------------------------------
+# Word classes of the rules: one regular expression for a whole word. Each becomes a lexeme flag, which spaCy computes
+# once per distinct word, so that matching stays in C.
+_MONTHS = "January|February|March|April|May|June|July|August|September|October|November|December"
+_CLASSES = {
+    "YEAR": r"1\d{3}|20\d\d|2100",
+    "Y3": r"[1-9]\d\d",
+    "BIG": r"(?!(?:1\d{3}|20\d\d|2100)$)\d{3,}",  # three digits or more, and no year
+    "NUM": r"\d+",
+    "DAY": r"0?[1-9]|[12]\d|3[01]",
+    "YY": r"\d\d",
+    "HH": r"[01]?\d|2[0-4]",
+    "MI": r"[0-5]\d",
+    "DEC": r"(?:1\d|20)\d0",
+    "D2": r"[1-9]0",
+    "ORD": "(?i:st|nd|rd|th)",
+    "DASH": "[-\u2010-\u2015\u2212]",
+    "QUOTE": "['\u2018\u2019`]",
+    "CUR": r"[$£€¥₹]|Rs",
+    "CODE": "[A-Za-z]|[A-Z]{2,4}",
+    "ERA": "AD|BC|BCE|CE",
+    "AMPM": "(?i:[ap]m)",
+    "MON": rf"(?!(?:may|march|mar)$)(?i:{_MONTHS}|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec)",
+    "MSOLO": "January|February|July|September|October|November|December",
+    "MNAME": "March|April|May|June|August",  # also verbs and first names: alone only after one of PREP or REL
+    "PREP": "(?i:in|during|until|till|since)",
+    "START": "In|Since|By|Until|During|After|Before|From",
+    "WD": "(?i:(?:mon|tues|wednes|thurs|fri|satur|sun)days?)",
+    "WDA": "Mon|Tues?|Wed|Thurs?|Thu|Fri|Sat|Sun",
+    "SEASON": "(?i:spring|summer|autumn|fall|winter)",
+    "EML": "(?i:early|mid|late)",
+    "CAL": "(?i:day|week|weekend|fortnight|month|year|decade|century|season|night|morning|afternoon|evening)",
+    "UNIT": "(?i:(?:second|minute|moment|hour|day|week|month|year|decade|season)s?|century|centuries)",
+    "PART": "(?i:morning|afternoon|evening|night)s?",
+    "N": "(?i:an?|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|fifteen|twenty|thirty|forty|fifty|"
+    r"hundred|several|few|many|some|\d+)",
+    "REL": "(?i:next|last|previous|following|same|past|coming|preceding|subsequent|this)",
+    "AGO": "(?i:ago|later|earlier|before|after|afterwards?|previously|prior|hence)",
+    "ORDW": "(?i:first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth|thirteenth|"
+    "fourteenth|fifteenth|sixteenth|seventeenth|eighteenth|nineteenth|twentieth)",
+    "DECW": "(?i:twenties|thirties|forties|fifties|sixties|seventies|eighties|nineties)",
+    "ADV": "(?i:yesterday|today|tomorrow|tonight|recently|nowadays)",
+    "HOL": "Christmas|Easter|Thanksgiving|Halloween|Ramadan|Hanukkah|Passover|Diwali|Pentecost|Midsummer|Hogmanay|"
+    "Nowruz|Purim|Eid",
+    # after a holiday, a weekday or `today`: a name, no time
+    "NAMED": "(?i:islands?|rising|eggs?|trees?|carols?|cards?|songs?|albums?|bunny|lily|cake|lights?|markets?|"
+    "times|mirror|express|telegraph|mail|league|school|shows?|programme?)",
+    # a number after one of these is no year
+    "LABEL": "No|Nos|Class|Type|Form|[#№§]|(?i:route|number|nr|pp?|flight|version|postcode|highway|interstate|"
+    "section|article|chapter|pages?|room|model|channel|opus|op|lot|plate|bus|code|extension|ext|phone|tel|isbn|"
+    "asteroid|psalms?|boeing|airbus|windows|peugeot|porsche|nokia|gate|platform|bwv|ngc|hd|rfc|iso|din|tsv|tsg|vfl|"
+    "vfb|ssv|fsv|fc|afc|sc|sv|cf|ac|calcio|exactly|over|nearly|almost|scored|sold|weighs|weighed|cost|costs)",
+    # a number before one of these is no year
+    "COUNT": "[%°€]|(?:percent|per|people|persons?|seats?|seater|votes?|voters|goals?|points?|runs?|spectators|"
+    "fans|viewers|visitors|passengers|copies|units?|members|inhabitants|residents|citizens|soldiers|troops|men|"
+    "women|children|girls|boys|students|pupils|workers|employees|refugees|prisoners|casualties|deaths?|victims|"
+    "patients|volunteers|players|participants|delegates|families|households|houses|homes|buildings|rooms|beds|"
+    "horses|horsepower|cattle|sheep|cars|vehicles|trucks|aircraft|planes|ships|boats|tanks|guns|rounds|shares|"
+    "books|pages?|words?|tickets|dollars?|euros?|pounds?|yen|francs?|rubles|rupees|crowns|guineas|cents?|million|"
+    "billion|thousand|hundred|dozen|appearances|caps|times|strong|odd|islands|species|met(?:re|er)s?|(?:kilo|"
+    "centi)met(?:re|er)s?|miles?|yards?|feet|foot|ft|inch|inches|acres?|hectares?|square|cubic|kilos?|"
+    "(?:kilo)?grams?|tons?|tonnes?|lit(?:re|er)s?|gallons?|barrels?|watts?|volts?|calories|degrees?|bytes?|pixels?|"
+    "seconds?|minutes?|hours?|hrs?|days?|weeks?|months?|years?|k?m|[cm]m|k?g|k|p|px|x|cc|hp|rpm|mhz|[mg]b|k?w|mph|"
+    "kmh|lbs?|ha|sq|signatures|supporters|customers|subscribers|steps|stairs|trees|coins|paintings|items|objects|"
+    "entries)",
+    # from one number to another: no years
+    "GREW": "(?i:grew|grows?|rose|rises?|risen|increas(?:ed?|es|ing)|reduced?|expanded?|fell|fallen|cut|dropped|"
+    "declined|numbered|raised|enlarged|rang(?:ed?|es|ing)|numbers|pages)",
+}
+# Rules are separated by ";". Capitals: a class from above; other words: that word in any case; [a|b]: alternatives;
+# "?": may be missing; "~": no space follows. The head of a line says which slices of the match are a time (the rest is
+# context): ":" all, "1:2,3:" the second word and from the fourth on, "0:0" none. The longest match wins, then the
+# first, so a longer "0:0" rule takes away what a shorter rule would find.
+_MACROS = {
+    "yr": "[YEAR|YEAR DASH YEAR|YEAR~ DASH~ YY|YEAR~ /~ YY|YEAR~ /~ YEAR|YEAR DASH present]",
+    "early": "[|EML |EML~ -~ ]",
+    "clock": "[HH~ :~ MI AMPM?|HH~ :~ MI~ :~ MI AMPM?|HH~ :~ MI [a|p]~ .~ m~ .]",
+    "iso": "[YEAR~ -~ DAY~ -~ DAY|YEAR~ /~ DAY~ /~ DAY|YEAR~ .~ DAY~ .~ DAY]",
+    "day": "[MON .? DAY ORD? ,? YEAR|the? DAY ORD? of? MON .? ,? YEAR|DAY~ -~ MON~ -~ YEAR]",
+    "short": "[MON .? DAY ORD?|DAY ORD? MON]",
+    "pl": "[days|weeks|months|years|decades|seasons|centuries]",
+}
+_RULES = r"""
+: {yr} ; {early}YEAR ; the? {yr} [season|seasons] ; the year NUM ; ERA NUM ; NUM ERA ; NUM b~ .~ c~ . ; NUM a~ .~ d~ .
+: {early}MON .? ,? {yr} ; MON .? , Y3 ; MON of YEAR ; MON~ -~ YEAR ; {early}MSOLO ; EML MNAME ; EML~ -~ MNAME
+: MON YEAR? DASH MON ,? YEAR ; [MSOLO|MNAME] DASH [MSOLO|MNAME] ; MON DAY DASH DAY [|,? YEAR] ; DAY DASH DAY MON YEAR?
+: MON DAY DASH MON DAY [|,? YEAR] ; DAY MON YEAR? DASH DAY MON YEAR? ; MON DAY , YEAR DASH MON DAY , YEAR ; {day}
+: MON .? DAY ORD? [|, Y3] ; the? DAY ORD? of? MON Y3? ; the? ORDW of MON [|,? YEAR] ; {iso}
+: [DAY~ /~ DAY~ /~|DAY~ .~ DAY~ .~|DAY~ -~ DAY~ -~] YEAR ; DAY~ /~ DAY~ /~ YY ; {clock} ; HH AMPM ; HH~ .~ MI AMPM
+: HH [a|p]~ .~ m~ . ; N o~ QUOTE~ clock ; [{iso}] ,? [at|t]? {clock} ; [{day}|MON DAY ORD?|WD] ,? at? {clock}
+: {clock} ,? on [{day}] ; [WD|WDA] .? ,? [{day}|{short}] [|,? at? {clock}] ; WD ; WD PART ; WDA ,? {clock}
+: [yesterday|today|tomorrow] PART ; ADV ; the day before yesterday ; the day after tomorrow
+: [|the|that] REL [CAL|WD|WD PART|MSOLO|MNAME|SEASON|HOL] ; the? REL N UNIT ; the REL {pl} ; recent {pl} ; these days
+: that [CAL|summer|autumn|winter] ; the [CAL|UNIT] [before|after] ; N UNIT AGO ; a [few|couple of] UNIT AGO ; {pl} AGO
+: N and a half UNIT AGO ; N [to|or|DASH] N UNIT AGO ; NUM~ ,~ NUM UNIT AGO ; half [a|an] UNIT AGO
+: N [hundred|thousand|million] UNIT AGO ; [moments|minutes|hours] [ago|later|earlier]
+: [some|a? long|a short|a] [time|while] AGO ; long ago ; the? {early}DEC QUOTE? s ; the? {early}QUOTE~ D2~ s
+: [the|EML|the EML|EML~ -|the EML~ -] [D2~ s|DECW] ; DEC~ s DASH [DEC|D2]~ s
+: the? {early}NUM~ ORD -? [century|centuries] ERA? ; [the|EML|EML~ -] [ORDW|twenty~ -~ first] -? century ERA?
+: the? {early}NUM~ ORD [and|to|or|DASH] NUM~ ORD [century|centuries] ; the? {early}SEASON of? ,? {yr} ; the? EML SEASON
+: EML~ -~ SEASON ; HOL [|eve|day|sunday|monday|morning|night|weekend] [|of? ,? YEAR]
+: [chinese|lunar]? new year [|day|eve] YEAR? ; [new year QUOTE s|new years] [|day|eve] [|,? YEAR] ; [good|black] friday
+: [palm|remembrance] sunday ; ash wednesday
+: [independence|labor|labour|memorial|veterans|remembrance|bastille|boxing|australia|canada|anzac|armistice] day
+: [republic|victory|valentines|mothers|fathers|all saints] day ; [valentine|mother|father|veteran] QUOTE s day
+: MNAME day ; [st|saint] .? patrick [QUOTE|] s day ; st .? patricks day ; yom kippur ; rosh hashanah
+1: :: at NUM [hrs|hours] ; [at|by|until|around|before|after] [noon|midnight|midday] ; PREP MNAME ; PREP MNAME DAY ORD?
+1: :: PREP MNAME YEAR ; START YEAR ; START DEC~ s ; START {yr} [season|seasons] ; START NUM ERA
+1: :: START [a|an|one] UNIT AGO ; [in|during|since|until|by] the? SEASON of? ,? {yr}
+1: :: [in|during|since|until|by] the? [spring|summer|autumn|winter] ; [in|of|since|by] QUOTE~ YY ; circa Y3
+1:2 :: in YEAR BIG ; PREP [MSOLO|MNAME] ,? NUM COUNT
+2: :: YEAR from MON .? , YEAR ; c~ . Y3 ; [reigned|ruled|born|died] in Y3
+1:4 :: ( Y3 – [Y3|YEAR] )
+0:2 :: DAY MON ,? NUM COUNT ; MON DAY ,? NUM COUNT
+1:2,3: :: [from|between] [Y3|YEAR] [to|and|until] [Y3|YEAR] ; [from|between] MON [to|and|until] MON [|DAY] [|,? YEAR]
+1:2,3: :: [from|between] DAY [to|and] DAY MON YEAR? ; PREP MNAME [or|and] [MSOLO|MNAME] YEAR?
+0:1,2: :: MON [to|and|or] MON YEAR
+0:0 :: [HOL|WD|today] NAMED ; sheffield WD ; usa today ; [his|her|their|my|your] EML? -? [D2~ s|DECW] ; LABEL .? YEAR
+0:0 :: LABEL .? YEAR DASH YEAR ; no~ . YEAR ; f~ .~ c~ . YEAR ; CUR YEAR ; CUR YEAR DASH YEAR ; YEAR COUNT
+0:0 :: YEAR us dollars ; YEAR [new|more|other|registered] COUNT ; YEAR~ -~ COUNT
+0:0 :: [|between|from] YEAR [DASH|and|to|or] YEAR COUNT ; [more|less|fewer] than YEAR ; at least YEAR
+0:0 :: [population|attendance|capacity|crowd|audience|total|sum|price] [|of|was|is] YEAR ; GREW from NUM to NUM
+0:0 :: from NUM to NUM COUNT ; YEAR [x|×|*|+|=] NUM ; NUM [x|×|*|+|=] YEAR ; YEAR~ .~ NUM ; NUM~ .~ YEAR ; YEAR~ ORD
+0:0 :: CODE~ YEAR ; CODE~ -~ YEAR ; BIG YEAR ; YEAR BIG ; BIG~ [-|.|/]~ YEAR ; YEAR~ [-|.|/]~ BIG ; BIG YEAR [BIG|YEAR]
+0:0 :: YEAR BIG YEAR ; BIG BIG YEAR ; BIG~ -~ [BIG|YEAR]~ -~ [BIG|YEAR] ; [YEAR|NUM]~ -~ BIG~ -~ YEAR
+0:0 :: HH~ :~ MI~ .~ NUM ; NUM~ -~ YEAR~ -~ YEAR ; [john|matthew|luke|genesis|exodus|psalm|romans] HH~ :~ MI
+"""
+
+
+def _expand(text):
+    """`a [b|c]` -> `a b`, `a c`; innermost brackets first."""
+    group = re.search(r"\[([^\[\]]*)\]", text)
+    if not group:
+        return [text]
+    choices = (text[: group.start()] + choice + text[group.end() :] for choice in group[1].split("|"))
+    return [full for choice in choices for full in _expand(choice)]
+
+
+_PIECE = re.compile(r"\d+|[^\W\d_]+|\s|.")
+# words of the rules that make no time on their own: texts are full of them, so they must not start the matcher
+_GLUE = re.compile(
+    "the|an|of|in|on|at|by|to|from|and|or|until|till|since|during|between|after|before|than|for|is|was|his|her|their|my|"
+    "your|this|that|same|past|few|several|some|many|one|two|three|four|five|six|seven|eight|nine|ten|couple|half|over|"
+    "first|second|third|no|st|[a-z]"
+)
+
+_SAME = {  # words that no rule tells apart, and one of the same length to stand for them
+    r"(?:1\d|20)\d[1-9]": "1999",
+    r"(?:1\d|20)\d0": "1990",
+    "1[1-9]": "11",
+    "[1-9]": "1",
+    "Jan|Feb|Apr|Jun|Jul|Aug|Sep|Oct|Nov|Dec": "Jan",
+}
+
+
+def _rules():
+    """`spacy.blank("en")` with an `EntityRuler` made of `_RULES`, as a function text -> [(start, end)]."""
+    nlp = spacy.blank("en")
+    nlp.max_length = 10**9
+    # words, numbers and single signs: `1949–66`, `1989.He`, `Čakovec2005`, `2020/01/01T22:18` need no special cases
+    cut = re.compile(r"(?<=\d)(?=\D)|(?<=\D)(?=\d)|(?<=[\W_])(?=.)|(?<=\w)(?=[\W_])")
+    nlp.tokenizer = spacy.tokenizer.Tokenizer(nlp.vocab, infix_finditer=cut.finditer)
+    classes = {name: re.compile(regex) for name, regex in _CLASSES.items()}
+    flags = {name: nlp.vocab.add_flag(lambda w, r=r: bool(r.fullmatch(w))) for name, r in classes.items()}
+    patterns, literals = [], set()
+    for line in _RULES.strip().splitlines():
+        label, rules = line.split(": ", 1) if line[0] == ":" else line.split(" :: ")
+        for rule in rules.format(**_MACROS).split(" ; "):
+            for words in dict.fromkeys(tuple(full.split()) for full in _expand(rule)):
+                pattern = []
+                for word in words:
+                    name = word.rstrip("~?")
+                    literals.add(name)
+                    pattern.append({flags[name]: True} if name in flags else {"LOWER": name})
+                    pattern[-1].update({"SPACY": False} if "~" in word else {}, **({"OP": "?"} if "?" in word else {}))
+                patterns.append({"label": label or ":", "pattern": pattern})
+    nlp.add_pipe("entity_ruler").add_patterns(patterns)
+
+    @functools.lru_cache(2**16)
+    def match(text):
+        spans = []
+        for entity in nlp(text).ents:
+            for part in entity.label_.split(","):
+                span = entity[slice(*(int(i) if i else None for i in part.split(":")))]
+                spans += [(span.start_char, span.end_char)] if span else []
+        return spans
+
+    @functools.lru_cache(2**18)
+    def look_up(word):
+        """(0 = in no rule, 1 = makes no time alone, 2 = may make a time), stand-in of the same length and classes"""
+        if word.isspace():
+            return 1, " "  # a date may contain a line break
+        weight = 2 * (word.lower() in literals or any(r.fullmatch(word) for r in classes.values()))
+        if _GLUE.fullmatch(word.lower()) or not word.isalnum() or re.fullmatch("[A-Z]{2,4}", word):
+            weight = min(weight, 1)
+        for pattern, same in _SAME.items():
+            word = same if re.fullmatch(pattern, word) else word
+        return weight, word
+
+    def find(text):
+        # spaCy's matcher takes some 100 microseconds a word, as long as the NER. So it only sees runs of words that
+        # occur in rules, and of the runs that no rule can tell apart (other years, other months) only the first.
+        spans, run, begin, weight, position = [], [], 0, 0, 0
+        for word in _PIECE.findall(text) + ["\0"]:  # the end is in no rule: it closes the last run
+            heavy, same = look_up(word)
+            if heavy:
+                begin = begin if run else position
+                weight = max(weight, heavy)
+                run.append(same)
+            elif run:
+                if weight == 2:
+                    spans += [(begin + a, begin + b) for a, b in match("".join(run))]
+                run, weight = [], 0
+            position += len(word)
+        return spans
+
+    return find
+
+
+def _ner_pipeline(name):
+    """The NER part of an installed spaCy model: `name`, or a repackaged `name_...`; UserError when there is none."""
+    installed = [m for m in sorted(spacy.util.get_installed_models()) if m == name or m.startswith(name + "_")]
+    try:
+        nlp = spacy.load(installed[0] if installed else name)  # the name may also be a directory
+    except OSError as e:
+        hint = f"install it with `python -m spacy download {name}`, or use --tagger rules"
+        raise UserError(f"--spacy-model: the spaCy model {name!r} is not installed: {hint}") from e
+    if "ner" not in nlp.pipe_names:
+        raise UserError(f"--spacy-model: the spaCy model {name!r} has no `ner` part: use another, or --tagger rules")
+    listened = {p for p, component in nlp.pipeline if "ner" in getattr(component, "listening_components", ())}
+    nlp.select_pipes(enable=[p for p in nlp.pipe_names if p == "ner" or p in listened])
+    nlp.max_length = 10**9
+    return nlp
+
+
+class TimeTagger:
+    """Finds temporal expressions (section 3.1 of the paper, which uses spaCy's NER).
+
+    mode: `rules` = token patterns; `ner` = the DATE and TIME entities of `spacy_model`; `both` = their union. Articles
+    and `early` or `late` belong to a span, prepositions do not: `in [the early 1970s]`. `1949–66` is one span, `from
+    [1949] to [1966]` are two. UserError for an unknown mode and for a model that is not installed.
+    """
+
+    def __init__(self, mode="rules", spacy_model="en_core_web_sm"):
+        if mode not in ("rules", "ner", "both"):
+            raise UserError(f"--tagger: expected rules, ner or both, got {mode!r}")
+        self.finders = []  # texts -> lists of spans
+        if mode != "ner":
+            find = _rules()
+            self.finders.append(lambda texts: map(find, texts))
+        if mode != "rules":
+            nlp = _ner_pipeline(spacy_model)
+
+            def times(doc):
+                return [(e.start_char, e.end_char) for e in doc.ents if e.label_ in ("DATE", "TIME")]
+
+            self.finders.append(lambda texts: map(times, nlp.pipe(texts)))
+
+    def spans(self, text):
+        """Time spans [(start, end)] in characters of `text`: sorted, disjoint, never touching."""
+        return next(self.pipe([text]))
+
+    def pipe(self, texts):
+        """Yields `spans(text)` per text, in order; `ner` works in batches."""
+        streams = itertools.tee(texts, len(self.finders))
+        for found in zip(*(finder(stream) for finder, stream in zip(self.finders, streams))):
+            merged = []
+            for start, end in sorted(itertools.chain(*found)):
+                if merged and start <= merged[-1][1]:
+                    merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+                else:
+                    merged.append((start, end))
+            yield merged
 
 
 # ----------------------------------------------------------------------------------------------------------------------
