@@ -925,7 +925,15 @@ class Names:
                 return home
             return str(r.randint(1, 9) if key == "d" else r.randint(1890, 1960))
 
-        return re.sub(r"\{(\w+)\}", fill, r.choice(TEMPLATES[kind]))
+        while True:
+            name = re.sub(r"\{(\w+)\}", fill, template := r.choice(TEMPLATES[kind]))
+            # "Minister of Finance" holds no made-up word, so the whole of it belongs to one split
+            if (
+                kind in "fsab"
+                or re.search(r"\{(w|k|c|home|school|employer|person)\}", template)
+                or split_of(name) == self.split
+            ):
+                return name
 
 
 def ordinal(n):
