@@ -116,9 +116,7 @@ def test_the_seed_decides():
 
 def test_timelines_are_of_all_kinds():
     facts = [ex.facts for ex in data.mini("train", "mix", "reason", 2000)]
-    pairs = [
-        (a, b) for fs in facts for o in [sorted(fs, key=lambda f: f.start)] for a, b in zip(o, o[1:], strict=False)
-    ]
+    pairs = [(a, b) for fs in facts for o in [sorted(fs, key=lambda f: f.start)] for a, b in itertools.pairwise(o)]
     share = lambda test, rows: sum(map(test, rows)) / len(rows)
     assert share(lambda p: p[0].end < p[1].start, pairs) > 0.1  # gaps
     assert share(lambda p: p[0].end == p[1].start, pairs) > 0.2  # back to back
