@@ -1,0 +1,1147 @@
+"""A T5 encoder-decoder with the temporal information-aware embedding, in plain PyTorch.
+
+What is here, top to bottom: the model (T5; the temporal embedding of the paper in `T5.encode`) with its decoding (greedy,
+sampling, beams), weights in and out (Hugging Face layout, no `transformers`), stage 1 training, and the command line.
+What is not here: a trainer class, a config system, model parallelism.
+
+References
+- T5: Raffel et al. 2020, https://arxiv.org/abs/1910.10683; v1.1 and FLAN: gated tanh-GELU, untied output
+- "Enhancing Temporal Sensitivity and Reasoning for Time-Sensitive Question Answering", Yang et al. 2024 ("the paper")
+"""
+
+import argparse
+import contextlib
+import io
+import itertools
+import json
+import math
+import mmap
+import os
+import re
+import shlex
+import sys
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from tqdm import tqdm
+
+from data import (
+    EOS,
+    PAD,
+    Example,
+    TimeTagger,
+    Tokenizer,
+    UserError,
+    batches,
+    cache_dir,
+    download,
+    pad,
+    run,
+    select_passages,
+    write_atomic,
+)
+from evaluate import BENCHES, exact_match, f1, load_bench
+
+MASKED = -3e4  # added to scores that must not count; finite in every float type: a row of nothing but pads gives no NaN
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# model
+
+
+@dataclass
+class T5Config:
+    """Sizes of a T5, under the names of a Hugging Face `config.json`; the defaults are the bundled tiny model's."""
+
+    vocab_size: int = 2176  # rows of the embedding matrix: pieces + 100 sentinels, rounded up
+    d_model: int = 192
+    d_kv: int = 32  # size of one head; num_heads * d_kv need not be d_model (v1.1 small: 6 * 64 != 512)
+    d_ff: int = 768
+    num_layers: int = 6
+    num_decoder_layers: int = 2
+    num_heads: int = 6
+    relative_attention_num_buckets: int = 32
+    relative_attention_max_distance: int = 128
+    dropout_rate: float = 0.1
+    layer_norm_epsilon: float = 1e-6
+    feed_forward_proj: str = "relu"  # "relu" (v1.0) or "gated-gelu" (v1.1, FLAN: tanh approximation)
+    tie_word_embeddings: bool = True  # v1.0: output = embedding, hidden states scaled by d_model ** -0.5
+    time_window: int = 10  # ours: L of equation (5), in pieces
+    max_source: int = 512  # ours: pieces of a question with its context
+
+
+class RMSNorm(nn.Module):
+    """Scale by the root mean square, computed in float32: no mean, no bias."""
+
+    def __init__(self, d, eps):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(d)), eps
+
+    def forward(self, x):
+        y = F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
+        # cast once here rather than in each of the matrix products that read the result
+        return y.to(torch.get_autocast_dtype(x.device.type)) if torch.is_autocast_enabled(x.device.type) else y
+
+
+class Attend(torch.autograd.Function):
+    """softmax(q k^T + bias + mask) v, a few rows of the batch at a time, so that the (T, S) scores stay in the cache.
+
+    Nothing of size (T, S) is kept for the backward pass: the scores are computed again. `attend_plain` is the same
+    thing in one line, and the tests hold the two against each other.
+    """
+
+    @staticmethod
+    def probs(q, k, bias, mask):
+        with torch.autocast(q.device.type, enabled=False):
+            scores = torch.matmul(q, k.transpose(2, 3)).add_(bias)  # (b, H, T, S)
+            return torch.softmax(scores if mask is None else scores.add_(mask), dim=-1)  # sums in float32 inside
+
+    @staticmethod
+    def rows(q, k):
+        return max(1, 2**20 // (q.shape[1] * q.shape[2] * k.shape[2]))  # about a million scores at a time
+
+    @staticmethod
+    def forward(ctx, q, k, v, bias, mask):
+        out, n = torch.empty_like(q), Attend.rows(q, k)
+        for i in range(0, len(q), n):
+            s = slice(i, i + n)
+            torch.matmul(Attend.probs(q[s], k[s], bias, None if mask is None else mask[s]), v[s], out=out[s])
+        ctx.save_for_backward(q, k, v, bias, mask)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        q, k, v, bias, mask = ctx.saved_tensors
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        dbias = torch.zeros(bias.shape, dtype=torch.float32, device=bias.device) if ctx.needs_input_grad[3] else None
+        dout, n = dout.contiguous(), Attend.rows(q, k)
+        for i in range(0, len(q), n):
+            s = slice(i, i + n)
+            p = Attend.probs(q[s], k[s], bias, None if mask is None else mask[s])
+            torch.matmul(p.transpose(2, 3), dout[s], out=dv[s])
+            dp = torch.matmul(dout[s], v[s].transpose(2, 3))
+            ds = torch._softmax_backward_data(dp, p, -1, p.dtype)  # p * (dp - sum(dp * p))
+            torch.matmul(ds, k[s], out=dq[s])
+            torch.matmul(ds.transpose(2, 3), q[s], out=dk[s])
+            if dbias is not None:
+                dbias += ds.sum(0, keepdim=True, dtype=torch.float32)
+        return dq, dk, dv, None if dbias is None else dbias.to(bias.dtype), None
+
+
+def attend_plain(q, k, v, bias, mask, p=0.0):
+    """q (B, H, T, d), k and v (B, H, S, d), bias (1, H, T, S) or (1, 1, 1, 1), mask (B, 1, 1, S) or None"""
+    scores = q @ k.transpose(2, 3) + bias
+    scores = scores if mask is None else scores + mask
+    return F.dropout(F.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype), p) @ v
+
+
+class Attention(nn.Module):
+    """Multi-head attention without biases and without 1/sqrt(d_kv): T5 puts that factor into the initialisation."""
+
+    def __init__(self, c):
+        super().__init__()
+        inner = c.num_heads * c.d_kv
+        self.q, self.k, self.v = (nn.Linear(c.d_model, inner, bias=False) for _ in range(3))
+        self.o = nn.Linear(inner, c.d_model, bias=False)
+        self.heads, self.p = c.num_heads, c.dropout_rate
+
+    def project(self, x, *linears):
+        """x (B, T, D) through several projections in one matrix product -> one (B, H, T, d_kv) each"""
+        weight = torch.cat([linear.weight for linear in linears]) if len(linears) > 1 else linears[0].weight
+        y = F.linear(x, weight)  # (B, T, n * H * d_kv)
+        return y.unflatten(2, (len(linears), self.heads, -1)).permute(2, 0, 3, 1, 4).contiguous()
+
+    def forward(self, q, k, v, bias, mask):
+        """q (B, H, T, d_kv), k and v (B, H, S, d_kv) -> (B, T, D)"""
+        p = self.p if self.training else 0.0
+        y = attend_plain(q, k, v, bias, mask, p) if p > 0 else Attend.apply(q, k, v, bias, mask)
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        self.gated = c.feed_forward_proj == "gated-gelu"
+        if self.gated:
+            self.wi_0, self.wi_1 = (nn.Linear(c.d_model, c.d_ff, bias=False) for _ in range(2))
+        else:
+            self.wi = nn.Linear(c.d_model, c.d_ff, bias=False)
+        self.wo = nn.Linear(c.d_ff, c.d_model, bias=False)
+        self.p = c.dropout_rate
+
+    def forward(self, x):
+        h = F.gelu(self.wi_0(x), approximate="tanh") * self.wi_1(x) if self.gated else F.relu(self.wi(x))
+        return self.wo(F.dropout(h, self.p, self.training))
+
+
+class Block(nn.Module):
+    """Pre-norm residual block: self-attention, cross-attention (decoder only), feed-forward."""
+
+    def __init__(self, c, decoder):
+        super().__init__()
+        self.self_norm, self.self_attn = RMSNorm(c.d_model, c.layer_norm_epsilon), Attention(c)
+        if decoder:
+            self.cross_norm, self.cross_attn = RMSNorm(c.d_model, c.layer_norm_epsilon), Attention(c)
+        self.ff_norm, self.ff = RMSNorm(c.d_model, c.layer_norm_epsilon), FeedForward(c)
+        self.drop = nn.Dropout(c.dropout_rate)
+
+    def forward(self, x, bias, mask=None, cross=None, cross_mask=None, cache=None):
+        """x (B, T, D); cross: (keys, values) of the encoded source; cache: (keys, values, t) grown in place at t"""
+        attn = self.self_attn
+        q, k, v = attn.project(self.self_norm(x), attn.q, attn.k, attn.v)
+        if cache is not None:
+            keys, values, t = cache
+            keys[:, :, t : t + 1], values[:, :, t : t + 1] = k, v
+            k, v = keys[:, :, : t + 1], values[:, :, : t + 1]
+        x = x + self.drop(attn(q, k, v, bias, mask))
+        if cross is not None:
+            attn = self.cross_attn
+            (q,) = attn.project(self.cross_norm(x), attn.q)
+            x = x + self.drop(attn(q, *cross, q.new_zeros(1, 1, 1, 1), cross_mask))  # no position bias here
+        return x + self.drop(self.ff(self.ff_norm(x)))
+
+
+def relative_bucket(rel, bidirectional, num_buckets, max_distance):
+    """Bucket of a distance key - query: exact when near, logarithmic when far, the last one beyond max_distance."""
+    bucket = torch.zeros_like(rel)
+    if bidirectional:
+        num_buckets //= 2
+        bucket = (rel > 0).long() * num_buckets
+        rel = rel.abs()
+    else:
+        rel = (-rel).clamp(min=0)
+    exact = num_buckets // 2
+    far = torch.log(rel.float().clamp(min=1) / exact) / math.log(max_distance / exact) * (num_buckets - exact)
+    far = (exact + far.long()).clamp(max=num_buckets - 1)
+    return bucket + torch.where(rel < exact, rel, far)
+
+
+class Stack(nn.Module):
+    """Encoder or decoder. One table of relative position biases, owned by the stack and added in every layer."""
+
+    def __init__(self, c, decoder):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(c, decoder) for _ in range(c.num_decoder_layers if decoder else c.num_layers))
+        self.rel_bias = nn.Embedding(c.relative_attention_num_buckets, c.num_heads)
+        self.final_norm = RMSNorm(c.d_model, c.layer_norm_epsilon)
+        self.drop = nn.Dropout(c.dropout_rate)
+        self.c, self.decoder = c, decoder
+
+    def position_bias(self, T, S, device):
+        """Bias of the last T of S query positions against S keys: (1, H, T, S), float32"""
+        c = self.c
+        rel = torch.arange(S, device=device)[None, :] - torch.arange(S - T, S, device=device)[:, None]
+        buckets = relative_bucket(
+            rel, not self.decoder, c.relative_attention_num_buckets, c.relative_attention_max_distance
+        )
+        bias = self.rel_bias(buckets).permute(2, 0, 1)[None]
+        return bias.masked_fill(rel > 0, MASKED) if self.decoder else bias
+
+
+class T5(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        c = self.config = config
+        self.shared = nn.Embedding(c.vocab_size, c.d_model)
+        self.encoder, self.decoder = Stack(c, decoder=False), Stack(c, decoder=True)
+        if not c.tie_word_embeddings:
+            self.lm_head = nn.Linear(c.d_model, c.vocab_size, bias=False)
+        self.time_embedding = nn.Embedding(2, c.d_model)  # W_time of the paper: row 0 = no time near, row 1 = time
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self):
+        """T5's own initialisation; the time embedding is zero, so that a pretrained model starts out unchanged."""
+        c = self.config
+        self.shared.weight.normal_()
+        self.time_embedding.weight.zero_()
+        if not c.tie_word_embeddings:
+            self.lm_head.weight.normal_()
+        for m in self.modules():
+            if isinstance(m, Attention):
+                m.q.weight.normal_(std=(c.d_model * c.d_kv) ** -0.5)
+                m.k.weight.normal_(std=c.d_model**-0.5)
+                m.v.weight.normal_(std=c.d_model**-0.5)
+                m.o.weight.normal_(std=(c.num_heads * c.d_kv) ** -0.5)
+            elif isinstance(m, FeedForward):
+                for name, linear in m.named_children():
+                    linear.weight.normal_(std=(c.d_ff if name == "wo" else c.d_model) ** -0.5)
+            elif isinstance(m, Stack):
+                m.rel_bias.weight.normal_(std=c.d_model**-0.5)
+
+    def set_dropout(self, p):
+        self.config.dropout_rate = p
+        for m in self.modules():
+            if isinstance(m, (nn.Dropout, Attention, FeedForward)):
+                m.p = p
+
+    def encode(self, input_ids, attention_mask, time_marks=None):
+        """input_ids, attention_mask, time_marks (B, S) -> hidden states (B, S, D)"""
+        x = self.shared(input_ids)
+        if time_marks is not None:
+            x = x + self.time_embedding(time_marks.long())  # e_text + e_time, step 4 of section 3.1
+        S = input_ids.shape[1]
+        return self.run(self.encoder, x, self.encoder.position_bias(S, S, x.device), padding_bias(attention_mask))
+
+    def decode(self, decoder_input_ids, memory, attention_mask):
+        """(B, T), (B, S, D), (B, S) -> hidden states after the final norm (B, T, D)"""
+        x, T = self.shared(decoder_input_ids), decoder_input_ids.shape[1]
+        bias = self.decoder.position_bias(T, T, x.device)
+        return self.run(self.decoder, x, bias, None, self.cross_keys(memory), padding_bias(attention_mask))
+
+    def run(self, stack, x, bias, mask=None, cross=None, cross_mask=None, cache=None):
+        """All blocks of a stack and its final norm; bias and masks are cast once, to the dtype of the scores."""
+        if torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+            bias, mask, cross_mask = (t if t is None else t.to(dtype) for t in (bias, mask, cross_mask))
+        x = stack.drop(x)
+        for i, block in enumerate(stack.blocks):
+            x = block(x, bias, mask, cross and cross[i], cross_mask, cache and cache[i])
+        return stack.drop(stack.final_norm(x))
+
+    def cross_keys(self, memory):
+        """Keys and values of the encoded source for each decoder layer: computed once, used at every step."""
+        return [a.project(memory, a.k, a.v).unbind(0) for a in (block.cross_attn for block in self.decoder.blocks)]
+
+    def logits(self, hidden):
+        """(..., D) -> (..., V) float32"""
+        if self.config.tie_word_embeddings:
+            return F.linear(hidden * self.config.d_model**-0.5, self.shared.weight).float()
+        return self.lm_head(hidden).float()
+
+    def forward(self, input_ids, attention_mask, labels=None, time_marks=None, decoder_input_ids=None):
+        """(B, S), (B, S), labels (B, T) with -100 for padding, marks (B, S) of 0/1 -> logits (B, T, V) float32, loss
+
+        The loss is the mean cross-entropy over the labels that are not -100; None without labels.
+        """
+        if decoder_input_ids is None:
+            assert labels is not None, "forward needs labels or decoder_input_ids"
+            decoder_input_ids = shift_right(labels)
+        hidden = self.decode(decoder_input_ids, self.encode(input_ids, attention_mask, time_marks), attention_mask)
+        logits = self.logits(hidden)
+        loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+        return logits, loss
+
+    @classmethod
+    def from_pretrained(cls, name):
+        """`tiny` (bundled), a directory in Hugging Face layout, or a hub id such as google-t5/t5-small.
+
+        -> T5 in eval mode, float32, on the CPU. UserError says which file or key is wrong.
+        """
+        directory = model_dir(name)
+        config = directory / "config.json"
+        if str(name) == "tiny" and not (directory / "model.safetensors").exists():
+            print(f"{directory} holds no weights yet: the tiny model starts from random ones", file=sys.stderr)
+            return cls(read_config(config) if config.exists() else T5Config()).eval()
+        with torch.device("meta"):  # no memory and no random numbers for weights that are replaced at once
+            model = cls(read_config(config))
+        model.load_state_dict(fit_weights(read_weights(directory), model, directory), assign=True)
+        return model.eval()
+
+    def save_pretrained(self, directory, dtype=torch.float32):
+        """Writes `config.json` and `model.safetensors` so that `transformers` can load them; dtype may be a 16-bit one."""
+        kind = {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "is_encoder_decoder": True}
+        kind |= IDS | {"torch_dtype": str(dtype).removeprefix("torch.")}
+        weights = {hf_name(name): p for name, p in self.named_parameters()}
+        write_safetensors(Path(directory) / "model.safetensors", weights, dtype)
+        write_atomic(Path(directory) / "config.json", json.dumps(kind | asdict(self.config), indent=2) + "\n")
+
+    def start(self, input_ids, attention_mask, time_marks, n, copies=1, allowed=None):
+        """What `step` needs to decode n tokens: the source is encoded once, then each row is repeated `copies` times."""
+        memory, mask = self.encode(input_ids, attention_mask, time_marks), padding_bias(attention_mask)
+        cross = [[x.repeat_interleave(copies, 0) for x in kv] for kv in self.cross_keys(memory)]
+        B, H, _, d = cross[0][0].shape
+        return {
+            "bias": self.decoder.position_bias(n, n, memory.device),  # (1, H, n, n): one row of it a step
+            "mask": None if mask is None else mask.repeat_interleave(copies, 0),
+            "cross": cross,
+            "cache": [[x.new_empty(B, H, n, d) for x in kv] for kv in cross],
+            "allowed": allowed,
+        }
+
+    def step(self, ids, t, state):
+        """ids (B,): decoder input at position t -> logits (B, V) of the token that follows; fills the cache at t"""
+        bias, cache = state["bias"][:, :, t : t + 1, : t + 1], [(*kv, t) for kv in state["cache"]]
+        x = self.shared(ids)[:, None]  # (B, 1, D)
+        logits = self.logits(self.run(self.decoder, x, bias, None, state["cross"], state["mask"], cache)[:, 0])
+        return logits if state["allowed"] is None else logits.masked_fill(~state["allowed"], -math.inf)
+
+    @torch.no_grad()
+    def generate(
+        self, input_ids, attention_mask, time_marks=None, max_new_tokens=32, num_beams=1, do_sample=False,
+        temperature=1.0, generator=None, allowed=None,
+    ):  # fmt: skip
+        """Answers by the best token at each step, by sampling, or by beam search (the ids `transformers` would give).
+
+        input_ids, attention_mask, time_marks (B, S) -> ids (B, T), T <= max_new_tokens: no start token, zeros after EOS.
+        do_sample draws from softmax(logits / temperature), nothing else cut off; `allowed` (V,) of bool forbids ids.
+        """
+        assert max_new_tokens > 0 and num_beams > 0 and temperature > 0, "sizes and temperature must be positive"
+        assert num_beams == 1 or not do_sample, "beams are not sampled"
+        training = self.training
+        self.eval()  # dropout would change the answer
+        try:
+            state = self.start(input_ids, attention_mask, time_marks, max_new_tokens, num_beams, allowed)
+            if num_beams > 1:
+                return self.beams(state, len(input_ids), max_new_tokens, num_beams)
+            rows = torch.arange(len(input_ids), device=input_ids.device)  # those that have not ended
+            ids, out = torch.full_like(rows, PAD), rows.new_zeros(len(rows), max_new_tokens)
+            for t in range(max_new_tokens):
+                logits = self.step(ids, t, state)
+                if do_sample:
+                    ids = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
+                else:
+                    ids = logits.argmax(-1)
+                out[rows, t] = ids
+                go = ids != EOS
+                if not go.any():
+                    break
+                if not go.all():
+                    rows, ids, state = rows[go], ids[go], select(state, go, go)
+            return out[:, : t + 1]
+        finally:
+            self.train(training)
+
+    def beams(self, state, B, N, K):
+        """K running beams a row, and the K best that ended, by mean log-probability -> best ids (B, T)
+
+        A row is over once its best running beam is no better than the worst of K that ended.
+        """
+        never = -1e9
+        rows = torch.arange(B, device=self.shared.weight.device)
+        ids, beam_of = torch.full_like(rows, PAD).repeat(K), torch.arange(2 * K, device=rows.device)
+        out = rows.new_zeros(B, N)
+        seqs = done = out[:, None].repeat(1, K, 1)  # (b, K, N)
+        done_scores = torch.full((B, K), never, device=rows.device)
+        scores = done_scores.masked_fill(beam_of[:K] == 0, 0.0)  # all beams are the same at first: only one counts
+        for t in range(N):
+            logp = self.step(ids, t, state).log_softmax(-1).view(len(rows), K, -1)  # (b, K, V)
+            top, index = (scores[:, :, None] + logp).flatten(1).topk(2 * K)  # at most K of these are EOS
+            beam, token = index // logp.shape[2], index % logp.shape[2]
+            seq = seqs.take_along_dim(beam[:, :, None], 1)
+            seq[:, :, t] = token
+            end = (token == EOS) | (t == N - 1)
+            # those among the best K that end here, against those that ended before
+            mean = torch.where(end & (beam_of < K), top / (t + 1), never)
+            done_scores, i = torch.cat([done_scores, mean], 1).topk(K)
+            done = torch.cat([done, seq], 1).take_along_dim(i[:, :, None], 1)
+            # the best K that do not end here run on
+            scores, i = top.masked_fill(end, never).topk(K)
+            seqs, ids, beam = seq.take_along_dim(i[:, :, None], 1), token.gather(1, i), beam.gather(1, i)
+            go = (scores[:, 0] / (t + 1) > done_scores[:, -1]) & (t < N - 1)
+            out[rows[~go]] = done[~go, 0]
+            if not go.any():
+                break
+            source = torch.arange(len(rows), device=rows.device)[:, None] * K + beam  # (b, K) rows of the cache
+            state = select(state, go.repeat_interleave(K), source[go].flatten())
+            rows, seqs, scores, done, done_scores = (x[go] for x in (rows, seqs, scores, done, done_scores))
+            ids = ids[go].flatten()
+        return out[:, : ((out == EOS).cumsum(1) == 0).sum(1).max() + 1]
+
+
+def select(state, keep, source):
+    """A decoding state with only the rows to keep (bool); source: where the cache of each of them lies"""
+    cross, mask = state["cross"], state["mask"]
+    if not keep.all():
+        cross, mask = [[x[keep] for x in kv] for kv in cross], mask if mask is None else mask[keep]
+    return state | {"cross": cross, "mask": mask, "cache": [[x[source] for x in kv] for kv in state["cache"]]}
+
+
+def shift_right(labels):
+    """Decoder input of teacher forcing: start token, then all labels but the last; -100 becomes the pad id."""
+    ids = F.pad(labels[:, :-1], (1, 0), value=PAD)
+    return ids.masked_fill(ids < 0, PAD)
+
+
+def padding_bias(attention_mask):
+    """(B, S) of 1 = real, 0 = pad -> (B, 1, 1, S), 0 or MASKED; None where nothing is padded"""
+    return None if attention_mask.all() else (1.0 - attention_mask[:, None, None, :].float()) * MASKED
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# weights in and out: Hugging Face layout
+
+IDS = {"pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": PAD}
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+RENAME = (  # our parameter name -> Hugging Face's, in this order; N is 1 in the encoder, 2 in the decoder
+    ("rel_bias.", "block.0.layer.0.SelfAttention.relative_attention_bias."),
+    ("final_norm.", "final_layer_norm."),
+    ("blocks.", "block."),
+    ("self_norm.", "layer.0.layer_norm."),
+    ("self_attn.", "layer.0.SelfAttention."),
+    ("cross_norm.", "layer.1.layer_norm."),
+    ("cross_attn.", "layer.1.EncDecAttention."),
+    ("ff_norm.", "layer.N.layer_norm."),
+    ("ff.", "layer.N.DenseReluDense."),
+)
+# in old checkpoints, never read by anyone: cross-attention has no position bias
+UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+
+
+def hf_name(name):
+    for ours, theirs in RENAME:
+        name = name.replace(ours, theirs)
+    return name.replace(".N.", ".1." if name.startswith("encoder.") else ".2.")
+
+
+def read_json(path):
+    try:
+        raw = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError) as e:
+        raise UserError(f"cannot read {path}: {e}") from e
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: expected a JSON object")
+    return raw
+
+
+def read_config(path):
+    """T5Config from a Hugging Face `config.json`: unknown keys are ignored, the six sizes must be there."""
+    raw = {"num_decoder_layers": None} | read_json(path)
+    if raw["num_decoder_layers"] is None:
+        raw["num_decoder_layers"] = raw.get("num_layers")
+    for key, want in {"model_type": "t5", **IDS}.items():
+        if raw.get(key) not in (None, want):
+            raise UserError(f"{path}: {key} is {raw[key]!r}, but only models with {want!r} can be read")
+    values, required = {}, ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads")
+    for f in fields(T5Config):
+        value = values[f.name] = raw.get(f.name, None if f.name in required else f.default)
+        low = 4 if "buckets" in f.name else 0 if f.name == "time_window" else 1
+        high = 1000 if "layers" in f.name else 2**20
+        ok, want = {
+            int: (type(value) is int and low <= value <= high, f"a whole number from {low} to {high}"),
+            float: (type(value) in (int, float) and 0 <= value < 1, "a number from 0 to below 1"),
+            bool: (type(value) is bool, "true or false"),
+            str: (value in ("relu", "gated-gelu"), "relu or gated-gelu"),
+        }[f.type]
+        if not ok:
+            raise UserError(f"{path}: {f.name} is {'missing' if value is None else repr(value)}, expected {want}")
+    if values["relative_attention_max_distance"] <= values["relative_attention_num_buckets"] // 2:
+        raise UserError(f"{path}: relative_attention_max_distance must be above half of relative_attention_num_buckets")
+    return T5Config(**values)
+
+
+def model_dir(name):
+    """Directory of a model: `tiny`, a directory, or a hub id, whose files are fetched once into the cache."""
+    name = str(name)
+    if name == "tiny":
+        return Path(__file__).resolve().parent / "assets" / "tiny-t5"
+    if Path(name).is_dir():
+        return Path(name)
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name, re.ASCII):
+        raise UserError(f"model {name!r}: no such directory, and no hub id such as google-t5/t5-small either")
+    directory, hub = cache_dir() / "hub" / name, os.environ.get("TSQA_HUB") or "https://huggingface.co"
+
+    def fetch(file):
+        if not (directory / file).exists():
+            remedy = f"put it there by hand, or give an existing directory ({name} is none) with --model"
+            download(f"{hub.rstrip('/')}/{name}/resolve/main/{file}", directory / file, remedy=remedy)
+
+    fetch("config.json")
+    fetch("spiece.model")
+    error = None
+    for file in WEIGHTS:  # a model holds one or two of these
+        if weights_file(directory) is None:
+            try:
+                fetch(file)
+            except UserError as e:
+                error = error or e
+    if weights_file(directory) is None:
+        raise error
+    for shard in shards(weights_file(directory)):
+        fetch(shard)
+    return directory
+
+
+def weights_file(directory):
+    return next((directory / file for file in WEIGHTS if (directory / file).exists()), None)
+
+
+def shards(path):
+    """Names of the files that hold the weights: those in a sharded index, which must lie beside it, or the file itself"""
+    if path.suffix != ".json":
+        return [path.name]
+    names = read_json(path).get("weight_map")
+    names = names.values() if isinstance(names, dict) else [None]
+    for name in names:
+        if type(name) is not str or not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+            raise UserError(f"{path}: weight_map must name files beside it, found {name!r}")
+    return sorted(set(names))
+
+
+def read_weights(directory):
+    """All tensors of a model directory by name, from the first of WEIGHTS that is there."""
+    path, state = weights_file(directory), {}
+    if path is None:
+        raise UserError(
+            f"{directory} holds no weights: expected {WEIGHTS[0]}, {WEIGHTS[2]} or the index of their shards"
+        )
+    for file in shards(path):
+        part = (read_safetensors if path.name.startswith("model.") else read_pickle)(directory / file)
+        for name in part.keys() & state.keys():
+            raise UserError(f"{directory / file}: {name} is in another file of {path.name} too")
+        state |= part
+    return state
+
+
+def read_pickle(path):
+    """Tensors of a `pytorch_model.bin` by name; nothing but tensors is unpickled, no code runs."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as e:  # whatever a broken or hostile file raises
+        raise UserError(f"{path}: not a file of plain PyTorch tensors ({type(e).__name__}); was it cut short?") from e
+    if not isinstance(state, dict) or not all(type(k) is str and torch.is_tensor(v) for k, v in state.items()):
+        raise UserError(f"{path}: expected a dictionary from names to tensors")
+    return state
+
+
+def read_safetensors(path):
+    """Tensors of a .safetensors file by name: u64 length of the header, JSON header, data.
+
+    Types F32, F16 and BF16. UserError, before any memory is taken, if a size or an offset does not fit the file.
+    """
+    spans = []  # (begin, end, name, dtype, shape), offsets counted from the end of the header
+    try:
+        with open(path, "rb") as f:
+            size = os.fstat(f.fileno()).st_size
+            n = int.from_bytes(f.read(8), "little")
+            if n > min(100_000_000, size - 8):
+                raise ValueError(f"a header of {n} bytes in a file of {size}; was it cut short?")
+            header = json.loads(f.read(n), object_pairs_hook=unique)
+            data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY)  # pages are read when they are looked at
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+            if dtype not in DTYPES:
+                raise ValueError(f"{name} is of type {dtype}, only {', '.join(DTYPES)} can be read")
+            if not all(type(x) is int and x >= 0 for x in (*shape, begin, end)):
+                raise ValueError(f"{name} has a shape or offsets that are no whole numbers")
+            if not begin < end <= size - 8 - n or end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
+                raise ValueError(f"offsets {begin}-{end} of {name} fit its shape or the file not; was it cut short?")
+            spans.append((begin, end, name, DTYPES[dtype], shape))
+        spans.sort(key=lambda span: span[:2])
+        for one, two in itertools.pairwise(spans):
+            if one[1] > two[0]:
+                raise ValueError(f"{one[2]} and {two[2]} overlap")
+    except (AttributeError, KeyError, TypeError) as e:
+        raise UserError(f"{path}: the header is no JSON object of dtype, shape and data_offsets by name") from e
+    except (OSError, ValueError, RecursionError) as e:
+        raise UserError(f"cannot read {path}: {e}") from e
+    tensors = {}
+    for begin, end, name, dtype, shape in spans:
+        # the clone is aligned and owns its memory, wherever it lay in the file
+        raw = torch.frombuffer(data, dtype=torch.uint8, count=end - begin, offset=8 + n + begin).clone()
+        tensors[name] = raw.view(dtype).view(shape)
+    return tensors
+
+
+def unique(pairs):
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a name occurs twice in the header")
+    return dict(pairs)
+
+
+def write_safetensors(path, tensors, dtype=torch.float32):
+    """Writes {name: tensor} in one dtype (float32, float16, bfloat16): beside `path` first, then renamed."""
+    header, end, code = {"__metadata__": {"format": "pt"}}, 0, {v: k for k, v in DTYPES.items()}[dtype]
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.numel() * dtype.itemsize
+        header[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as f:
+            f.write(len(text).to_bytes(8, "little") + text)
+            for tensor in tensors.values():  # one at a time: no second copy of the model in memory
+                f.write(tensor.detach().to("cpu", dtype).reshape(-1).view(torch.uint8).numpy())
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    except OSError as e:
+        raise UserError(f"cannot write {path} ({e.strerror or e})") from e
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def fit_weights(state, model, directory):
+    """Tensors under Hugging Face names -> state dict of `model`, float32; each parameter is filled exactly once."""
+    want = {hf_name(name): (name, list(p.shape)) for name, p in model.named_parameters()}
+    state.pop(UNUSED, None)
+    state.setdefault("time_embedding.weight", torch.zeros(want["time_embedding.weight"][1]))  # T5 itself has none
+    tied = ["lm_head.weight"] if model.config.tie_word_embeddings else []
+    for alias in ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", *tied]:
+        if alias in state:  # writers keep one name of a shared tensor, and it may be any
+            tensor = state.pop(alias)
+            if not torch.equal(state.setdefault("shared.weight", tensor), tensor):
+                raise UserError(f"{directory}: {alias} and shared.weight differ, but are one parameter by config.json")
+    faults = [f"{name} is missing" for name in want if name not in state]
+    faults += [f"{name} is left over" for name in state if name not in want]
+    for name in [name for name in want if name in state]:
+        shape, dtype = list(state[name].shape), state[name].dtype
+        if shape != want[name][1] or not dtype.is_floating_point:
+            faults.append(f"{name} is {dtype} of shape {shape} in place of floats of shape {want[name][1]}")
+    if faults:
+        more = f" and {len(faults) - 8} more" if len(faults) > 8 else ""
+        raise UserError(f"{directory}: the weights do not fit config.json: {', '.join(faults[:8])}{more}")
+    # a copy: tensors of a pickle may share their memory
+    return {ours: state.pop(name).to(torch.float32, copy=True) for name, (ours, _) in want.items()}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# temporal information: equations (1)-(6)
+
+
+def time_marks(spans, offsets, window):
+    """Marks of one text, question or context: A_q or A_c of the paper.
+
+    spans: [(start, end)] of the time expressions, in characters; offsets: [(start, end)] of the pieces, in characters;
+    window: L, in pieces. Returns a list of 0/1, one a piece. (1)(2) start from zeros, (3)(4) mark the pieces that share a
+    character with a time expression, (5)(6) mark everything within L pieces of a marked piece.
+    """
+    hit = [any(s < e and b < t and s < t and b < e for b, e in spans) for s, t in offsets]
+    marks = [0] * len(offsets)
+    for i in (i for i, h in enumerate(hit) if h):
+        for j in range(max(0, i - window), min(len(marks), i + window + 1)):
+            marks[j] = 1
+    return marks
+
+
+def encode_sources(tokenizer, tagger, pairs, window, max_source, passages="relevant"):
+    """[(question, context)] -> [(ids, marks)], each at most max_source pieces, ending in one EOS; marks of 0/1.
+
+    The text is "question: <question> context: <context>". Windows are drawn inside the question and inside the context
+    separately and concatenated after that (step 3 of section 3.1), so neither marks pieces of the other. The question stays whole; a
+    context that does not fit is cut down by `data.select_passages`. tagger None: no marks (the paper's T5-SFT).
+    """
+    count = lambda text: len(tokenizer.encode(text)) - 1
+    kept = []
+    for question, context in pairs:
+        room = max_source - count("question: " + question) - count("context: ") - 1
+        if room < 1:
+            raise UserError(
+                f"the question {question[:60]!r} leaves no room for a context in {max_source} pieces; raise --max-source"
+            )
+        if (
+            len(context) > room and count(context) > room
+        ):  # a piece is at least a character: short texts need no counting
+            context = select_passages(question, context, room, count, passages)
+        kept.append((question, context))
+    texts = list(dict.fromkeys(text for pair in kept for text in pair))  # a context shared by questions is tagged once
+    spans = dict(zip(texts, tagger.pipe(texts), strict=True)) if tagger else {}
+    out = []
+    for pair in kept:
+        ids, marks = [], []
+        for prefix, text in zip(("question: ", "context: "), pair, strict=True):
+            part, offsets = tokenizer.encode_with_offsets(prefix + text)
+            times = [(s + len(prefix), e + len(prefix)) for s, e in spans.get(text, ())]
+            ids += part[:-1]
+            marks += time_marks(times, offsets[:-1], window)
+        out.append((ids[: max_source - 1] + [EOS], marks[: max_source - 1] + [0]))
+    return out
+
+
+def collate(rows, device):
+    """[(source ids, marks)] -> input_ids, attention_mask, time_marks, each (B, S)"""
+    ids, mask = pad([ids for ids, _ in rows])
+    marks, _ = pad([marks for _, marks in rows])
+    return ids.to(device), mask.to(device), marks.to(device)
+
+
+def collate_labels(answers, device):
+    return pad(answers, value=-100)[0].to(device)  # (B, T)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# stage 1: supervised fine-tuning
+
+
+def pick_device(name=None):
+    """torch.device of --device; None: CUDA where there is one, else the CPU."""
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.zeros(1, device=name)
+        return torch.device(name)
+    except (RuntimeError, AssertionError, NotImplementedError) as e:
+        reason = str(e).splitlines()[0][:80]
+        raise UserError(f"--device {name} cannot be used here ({reason}); give --device cpu") from None
+
+
+def autocast(device, dtype):
+    """Mixed precision: bfloat16 where the chip multiplies it natively (auto), else float32 throughout."""
+    if dtype == "auto":
+        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
+        dtype = "bfloat16" if fast else "float32"
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16")
+
+
+def load_run(name, device=None):
+    """A run directory, a model directory, `tiny` or a hub id -> (model, tokenizer, tagger or None, args of the run)"""
+    model = T5.from_pretrained(name).to(pick_device(device))
+    directory = model_dir(name)
+    path = directory / "args.json"
+    args = json.loads(path.read_text()) if path.is_file() else {}
+    tagger = (
+        None
+        if args.get("no_time")
+        else TimeTagger(args.get("tagger", "rules"), args.get("spacy_model", "en_core_web_sm"))
+    )
+    return model, Tokenizer(directory), tagger, args
+
+
+@torch.no_grad()
+def predict(model, tokenizer, tagger, examples, num_beams=1, batch_size=32, dtype="auto", max_new_tokens=48):
+    """Answers to a list of Examples, in their order."""
+    c, device = model.config, model.shared.weight.device
+    pairs = [(ex.question, ex.context) for ex in examples]
+    rows = encode_sources(tokenizer, tagger, pairs, c.time_window, c.max_source)
+    out, was_training = [""] * len(rows), model.training
+    model.eval()
+    bar = tqdm(total=len(rows), desc="answering", unit="q", leave=False, disable=None)
+    for index in batches([len(ids) for ids, _ in rows], batch_size, shuffle=False):
+        with autocast(device, dtype):
+            ids = model.generate(*collate([rows[i] for i in index], device), max_new_tokens, num_beams)
+        for i, answer_ids in zip(index, ids.tolist(), strict=True):
+            out[i] = tokenizer.decode(answer_ids)
+        bar.update(len(index))
+    bar.close()
+    model.train(was_training)
+    return out
+
+
+def answer(model, tokenizer, tagger, question, context):
+    """The model's answer to one question about one text."""
+    return predict(model, tokenizer, tagger, [Example("ask", question, context, [""])])[0]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# stage 1: supervised fine-tuning
+
+
+def schedule(step, steps, warmup):
+    """Factor on the learning rate: linear warm-up, then linear decay to 0 at the last step."""
+    return (step + 1) / warmup if step < warmup else (steps - step) / max(1, steps - warmup)
+
+
+def train_step(model, optimizer, rows, targets, chunks, args):
+    """One optimizer step over the rows in `chunks` (lists of indices, one a forward pass) -> mean loss per target piece.
+
+    The gradient is that of the mean over all target pieces of the step, however it is cut into chunks.
+    """
+    device, total, loss_sum = model.shared.weight.device, sum(len(targets[i]) for chunk in chunks for i in chunk), 0.0
+    for chunk in chunks:
+        ids, mask, marks = collate([rows[i] for i in chunk], device)
+        labels = pad([targets[i] for i in chunk], value=-100)[0].to(device)  # (B, T)
+        with autocast(device, args.dtype):
+            _, loss = model(ids, mask, labels, marks)
+        loss = loss * sum(len(targets[i]) for i in chunk) / total
+        loss.backward()
+        loss_sum += loss.item()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss_sum
+
+
+def open_run(args):
+    """The run directory of `args`, made or reused -> (Path, trainer state to resume from or None)"""
+    out = Path(args.out)
+    told = {k: v for k, v in vars(args).items() if k not in ("resume", "overwrite", "out")}
+    path, state = out / "args.json", None
+    if path.is_file() and not args.overwrite:
+        before = json.loads(path.read_text())
+        changed = [f"{k} {before.get(k)!r} -> {told[k]!r}" for k in told if before.get(k) != told[k]]
+        if changed:
+            raise UserError(f"{out} holds another run ({', '.join(changed)}); choose another --out or give --overwrite")
+    if args.resume:
+        if not (out / "trainer.pt").is_file():
+            raise UserError(f"--resume: there is no {out / 'trainer.pt'}; start the run without --resume")
+        state = torch.load(out / "trainer.pt", weights_only=True)
+    write_atomic(path, json.dumps(told, indent=2) + "\n")
+    metrics = (out / "metrics.jsonl").read_text().splitlines() if state else []
+    kept = [line for line in metrics if json.loads(line)["step"] <= state["step"]] if state else []
+    write_atomic(out / "metrics.jsonl", "".join(line + "\n" for line in kept))
+    return out, state
+
+
+def save_trainer(out, model, optimizer, step, best):
+    """Everything that --resume needs; the order of the data follows from the seed and the step."""
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "best": best}
+    buffer = io.BytesIO()
+    torch.save(state | {"rng": torch.get_rng_state()}, buffer)
+    write_atomic(out / "trainer.pt", buffer.getvalue())
+
+
+def log_metrics(out, **row):
+    with open(out / "metrics.jsonl", "a") as f:
+        f.write(json.dumps(row) + "\n")
+
+
+def evaluate_dev(model, tokenizer, tagger, examples, args):
+    """EM and F1 in percent, and the share of empty answers, of greedy answers to `examples`."""
+    predictions = predict(model, tokenizer, tagger, examples, dtype=args.dtype)
+    pairs = list(zip(predictions, (ex.answers for ex in examples), strict=True))
+    em, score = (100 * sum(f(p, golds) for p, golds in pairs) / len(pairs) for f in (exact_match, f1))
+    return {"em": round(em, 2), "f1": round(score, 2), "empty": round(predictions.count("") / len(pairs), 4)}
+
+
+def sft(args):
+    """Stage 1: fine-tune on (question, context) -> answer and keep the weights that answer the dev questions best."""
+    device = pick_device(args.device)
+    torch.manual_seed(args.seed)
+    out, state = open_run(args)
+    model, tokenizer, _, _ = load_run(args.model, device)
+    model.config.time_window, model.config.max_source = args.window, args.max_source
+    model.set_dropout(args.dropout)
+    tagger = None if args.no_time else TimeTagger(args.tagger, args.spacy_model)
+    train, dev = (
+        load_bench(args.data, args.setting, split, args.data_dir, n, args.seed)
+        for split, n in (("train", args.n_train), ("dev", args.n_dev))
+    )
+    pairs = [(ex.question, ex.context) for ex in train]
+    rows = encode_sources(tokenizer, tagger, pairs, args.window, args.max_source, args.passages)
+    golds = [[tokenizer.encode(a, args.max_target) for a in ex.answers] for ex in train]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True)
+    step, best = 0, -1.0
+    if state:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        step, best = state["step"], state["best"]
+        torch.set_rng_state(state["rng"])
+
+    per_epoch = math.ceil(len(rows) / args.batch_size)
+    steps, saved, questions, start = args.epochs * per_epoch, time.time(), 0, time.time()
+    bar = tqdm(total=steps, initial=step, unit="step", disable=None)
+    try:
+        while step < steps:
+            epoch = step // per_epoch
+            g = torch.Generator().manual_seed(
+                args.seed * 10_007 + epoch
+            )  # order and golds depend on (seed, epoch) alone
+            order = list(batches([len(ids) for ids, _ in rows], args.batch_size, rng=g))
+            targets = [answers[int(torch.randint(len(answers), (), generator=g))] for answers in golds]
+            model.train()
+            for index in order[step % per_epoch :]:
+                chunks = [index[i :: args.accum] for i in range(args.accum) if index[i :: args.accum]]
+                for group in optimizer.param_groups:
+                    group["lr"] = args.lr * schedule(step, steps, args.warmup)
+                loss = train_step(model, optimizer, rows, targets, chunks, args)
+                if not math.isfinite(loss):
+                    ids = ", ".join(train[i].id for i in index[:3])
+                    raise UserError(
+                        f"the loss is {loss} at step {step + 1} (questions {ids}, ...); lower --lr; the last good state is in {out}"
+                    )
+                step, questions = step + 1, questions + len(index)
+                bar.update()
+                bar.set_postfix(loss=f"{loss:.3f}", qps=f"{questions / (time.time() - start):.0f}", dev=f"{best:.1f}")
+                if step % args.log_every == 0:
+                    log_metrics(
+                        out, step=step, epoch=step / per_epoch, loss=round(loss, 5), lr=optimizer.param_groups[0]["lr"]
+                    )
+                if time.time() - saved > args.save_minutes * 60 and step % per_epoch:
+                    save_trainer(out, model, optimizer, step, best)
+                    saved = time.time()
+            scores = evaluate_dev(model, tokenizer, tagger, dev, args)
+            log_metrics(
+                out,
+                step=step,
+                epoch=step / per_epoch,
+                loss=round(loss, 5),
+                **{f"dev_{k}": v for k, v in scores.items()},
+            )
+            bar.write(
+                f"epoch {epoch + 1}/{args.epochs}: loss {loss:.3f}, dev EM {scores['em']:.1f}, F1 {scores['f1']:.1f} (n = {len(dev)}), {time.time() - start:.0f} s",
+                file=sys.stderr,
+            )
+            if scores["em"] > best:
+                best = scores["em"]
+                model.save_pretrained(out)
+                tokenizer.save(out)
+            save_trainer(out, model, optimizer, step, best)
+            saved = time.time()
+    except KeyboardInterrupt:
+        bar.close()
+        print(f"interrupted at step {step} of {steps}; go on with: {resume_command()}", file=sys.stderr)
+        raise
+    bar.close()
+    print(f"best dev EM {best:.1f}; the model is in {out}; next: python evaluate.py --ckpt {out}")
+
+
+def resume_command():
+    return "python " + shlex.join(a for a in sys.argv if a not in ("--resume", "--overwrite")) + " --resume"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# command line
+
+PAPER = {"lr": 5e-6, "batch_size": 8, "epochs": 6, "window": 10, "tagger": "ner", "warmup": 0, "max_source": 512}
+EXAMPLES = """examples:
+  python tsqa.py --stage sft
+      fine-tune the bundled model on generated questions; writes runs/sft
+  python tsqa.py --stage sft --model google-t5/t5-base --data tempreason-l2 --setting reason --paper
+      the paper's set-up, with official files and weights
+  python tsqa.py --stage ask --model runs/sft --question "Which team did Ann Lee play for in Mar, 1999?" --context facts.txt
+      one question about a text or a file
+"""
+
+
+def number(kind, low, high=math.inf):
+    """argparse type: a finite int or float in [low, high], with a sentence when it is not."""
+
+    def parse(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            what = "whole number" if kind is int else "number"
+            raise argparse.ArgumentTypeError(f"expected a {what} from {low} to {high}, got {text!r}")
+        return value
+
+    return parse
+
+
+def parse_args(argv=None):
+    p = argparse.ArgumentParser(
+        description="Train a T5 with the temporal embedding (stage 1), or ask it a question.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("--stage", choices=("sft", "ask"), default="sft", help="what to do (default: %(default)s)")
+    p.add_argument("--paper", action="store_true", help="the paper's hyper-parameters, window and tagger as defaults")
+    add = p.add_argument_group("model").add_argument
+    add(
+        "--model",
+        default="tiny",
+        help="tiny, a directory, or a hub id such as google-t5/t5-base (default: %(default)s)",
+    )
+    add("--no-time", action="store_true", help="without the temporal embedding (the paper's T5-SFT)")
+    add(
+        "--window",
+        type=number(int, 0, 10**6),
+        default=10,
+        help="L of (5): pieces marked on each side (default: %(default)s)",
+    )
+    add(
+        "--tagger",
+        choices=("rules", "ner", "both"),
+        default="rules",
+        help="finder of time expressions (default: %(default)s)",
+    )
+    add("--spacy-model", default="en_core_web_sm", help="spaCy model of --tagger ner and both (default: %(default)s)")
+    add("--device", help="cpu, cuda or cuda:1 (default: cuda if there is one, else cpu)")
+    add(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16"),
+        default="auto",
+        help="auto: bfloat16 autocast where the chip is fast at it (default)",
+    )
+    add = p.add_argument_group("data").add_argument
+    add(
+        "--data",
+        choices=BENCHES,
+        default="mini",
+        help=f"one of {', '.join(BENCHES)} (default: %(default)s)",
+        metavar="NAME",
+    )
+    add(
+        "--setting",
+        choices=("reason", "obqa", "mix"),
+        help="facts, free text, or both, mini only (default: mix for mini, else reason)",
+    )
+    add("--data-dir", metavar="DIR", help="folder of the official files (default: the download cache)")
+    add(
+        "--passages",
+        choices=("relevant", "first"),
+        default="relevant",
+        help="what is kept of a text that is too long (default: %(default)s)",
+    )
+    add(
+        "--max-source",
+        type=number(int, 32, 10**6),
+        default=1024,
+        help="pieces of question and context (default: %(default)s)",
+    )
+    add("--max-target", type=number(int, 2, 10**4), default=64, help="pieces of an answer (default: %(default)s)")
+    add("--n-train", type=number(int, 1, 10**9), help="training questions (default: all of the file; mini: 6000)")
+    add("--n-dev", type=number(int, 1, 10**9), help="dev questions (default: all of the file; mini: 300)")
+    add = p.add_argument_group("training").add_argument
+    add("--lr", type=number(float, 0, 10), default=5e-4, help="peak learning rate of AdamW (default: %(default)s)")
+    add(
+        "--warmup",
+        type=number(int, 0, 10**9),
+        default=50,
+        help="steps of linear warm-up, then linear decay (default: %(default)s)",
+    )
+    add(
+        "--batch-size",
+        type=number(int, 1, 10**6),
+        default=32,
+        help="questions of an optimizer step (default: %(default)s)",
+    )
+    add(
+        "--accum",
+        type=number(int, 1, 10**6),
+        default=1,
+        help="forward passes that share a step, to save memory (default: %(default)s)",
+    )
+    add(
+        "--epochs",
+        type=number(int, 1, 10**6),
+        default=2,
+        help="passes over the training questions (default: %(default)s)",
+    )
+    add("--dropout", type=number(float, 0, 0.99), default=0.0, help="T5's six dropouts (default: %(default)s)")
+    add("--weight-decay", type=number(float, 0, 10), default=0.0, help="of AdamW (default: %(default)s)")
+    add("--clip", type=number(float, 1e-9, 1e9), default=1.0, help="largest gradient norm (default: %(default)s)")
+    add("--seed", type=number(int, 0, 2**31), default=0, help="of data, order and dropout (default: %(default)s)")
+    add = p.add_argument_group("run").add_argument
+    add("--out", metavar="DIR", default="runs/sft", help="run directory (default: %(default)s)")
+    add("--resume", action="store_true", help="go on with an interrupted run of the same arguments")
+    add("--overwrite", action="store_true", help="replace another run in --out")
+    add(
+        "--save-minutes",
+        type=number(float, 0, 10**6),
+        default=2,
+        help="between states for --resume (default: %(default)s)",
+    )
+    add(
+        "--log-every",
+        type=number(int, 1, 10**9),
+        default=10,
+        help="steps between lines of metrics.jsonl (default: %(default)s)",
+    )
+    add = p.add_argument_group("ask").add_argument
+    add("--question", help="the question of --stage ask")
+    add("--context", help="its text, or a file that holds it")
+    p.set_defaults(**(PAPER if "--paper" in (sys.argv[1:] if argv is None else argv) else {}))
+    args = p.parse_args(argv)
+    mini = args.data == "mini"
+    args.setting = args.setting or ("mix" if mini else "reason")
+    args.n_train, args.n_dev = args.n_train or (6000 if mini else None), args.n_dev or (300 if mini else None)
+    if args.stage == "ask" and (args.question is None or args.context is None):
+        raise UserError("--stage ask needs --question and --context (a text or a file)")
+    return args
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    if args.stage == "sft":
+        return sft(args)
+    context = args.context
+    if len(context) < 1000 and Path(context).is_file():
+        context = " ".join(Path(context).read_text(encoding="utf-8").split())
+    model, tokenizer, tagger, _ = load_run(args.model, args.device)
+    print(answer(model, tokenizer, tagger, args.question, context))
+
+
+if __name__ == "__main__":
+    run(main)
