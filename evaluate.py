@@ -1,29 +1,41 @@
 """Scores for time-sensitive question answering: exact match, F1, bootstrap intervals, a rule without a model, tables.
 
     python evaluate.py --ckpt runs/sft runs/ppo
+    python evaluate.py --bench traveler
 
 What is here, top to bottom: EM and F1 after SQuAD normalisation, the bootstrap, the interval rule that stands beside
-every model on ReasonQA, benches and predictions files, the command line. A model is needed only inside `main`.
+every model on ReasonQA, benches and predictions files, TRAVELER (its questions, how answers are read, its tables), the
+command line. A model is needed only inside `main`.
 
 References
 - EM and F1: Rajpurkar et al. 2016 (SQuAD), https://arxiv.org/abs/1606.05250
 - bootstrap: Efron and Tibshirani 1993, chapters 13 and 16
+- TRAVELER: https://arxiv.org/abs/2505.01325
 """
 
 import argparse
+import calendar
+import csv
+import functools
+import io
+import itertools
 import json
+import math
 import random
 import re
 import sys
+import zoneinfo
 from collections import Counter
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 
 import data
-from data import MONTHS, UserError, normalize
+from data import MONTHS, SENTENCE, UserError, normalize
 
-BENCHES = ("mini", "tempreason-l2", "tempreason-l3", "timeqa-easy", "timeqa-hard")
+BENCHES = ("mini", "tempreason-l2", "tempreason-l3", "timeqa-easy", "timeqa-hard", "traveler")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -140,18 +152,26 @@ def rule_answer(example):
 
 
 def load_bench(bench, setting="reason", split="test", data_dir=None, n=None, seed=0):
-    """Examples of a bench: n of them drawn by `seed` (in file order), or all when n is None (mini: 500)."""
+    """Examples of a bench: n of them drawn by `seed` (in file order), or all when n is None (generated ones: 500)."""
     if bench == "mini":
         return list(data.mini(split, "mix", setting, n or 500, seed))
+    if bench == "traveler":
+        if split == "test":
+            return draw([traveler_example(q) for q in traveler_questions()], n, seed)
+        return list(traveler_examples(n or 500, f"{split} {seed}"))
     if bench.startswith("tempreason") and setting == "mix":
         raise UserError(f"--setting mix exists only for mini: give --setting reason or obqa with --bench {bench}")
     path = data.find_data(data_dir, bench, split)
     examples = list(data.read_timeqa(path) if bench.startswith("timeqa") else data.read_tempreason(path, setting))
     if not examples:
         raise UserError(f"{path}: no questions in this file")
-    if n is not None and n < len(examples):
-        examples = [examples[i] for i in sorted(random.Random(seed).sample(range(len(examples)), n))]
-    return examples
+    return draw(examples, n, seed)
+
+
+def draw(items, n, seed):
+    if n is None or n >= len(items):
+        return items
+    return [items[i] for i in sorted(random.Random(seed).sample(range(len(items)), n))]
 
 
 def first_few(ids):
@@ -222,11 +242,16 @@ def score_rows(bench, examples, answers, v1=False):
                 scores = [f1(p, ex.answers, flag) for p, ex in zip(predictions, examples, strict=True)]
                 row[name] = f"{100 * np.mean(scores):.1f}"
         if system in rivals[1:]:
-            diff, lo, hi, p = paired_bootstrap(em[system], em[rivals[0]])
-            row[f"EM - {rivals[0]}"] = f"{100 * diff:+.1f} ({100 * lo:+.1f} to {100 * hi:+.1f})"
-            row["p"] = "< 0.001" if p < 0.001 else f"{p:.3f}"
+            row |= versus("EM", em[system], em[rivals[0]], rivals[0])
         rows.append(row)
     return rows
+
+
+def versus(measure, a, b, name):
+    """Two cells of a table: how far a system lies above the one called `name` on the same questions, and p."""
+    diff, lo, hi, p = paired_bootstrap(a, b)
+    shown = f"{100 * diff:+.1f} ({100 * lo:+.1f} to {100 * hi:+.1f})"
+    return {f"{measure} - {name}": shown, "p": "< 0.001" if p < 0.001 else f"{p:.3f}"}
 
 
 def table(rows):
@@ -235,11 +260,618 @@ def table(rows):
     padded = []  # by column
     for column in columns:
         cells = [column, ""] + [str(row.get(column, "-")).replace("|", "\\|") for row in rows]
-        width, left = max(3, *map(len, cells)), column in ("system", "bench")
+        width, left = max(3, *map(len, cells)), column in ("system", "bench", "category")
         cells = [cell.ljust(width) if left else cell.rjust(width) for cell in cells]
         cells[1] = "-" * width if left else "-" * (width - 1) + ":"
         padded.append(cells)
     return "\n".join("| " + " | ".join(line) + " |" for line in zip(*padded, strict=True))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# TRAVELER: events and questions
+#
+# "seen" = found in the public code of the predecessor (BAMER, same authors) or in the authors' public survey votes;
+# "inferred" = our reading of the paper and its card, where the official files were not at hand.
+
+CATEGORIES = ("explicit", "implicit", "vague")
+LENGTHS = (5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100)  # seen: the set of length N is the first N of 100 events
+SPEECH_TIME = 1696018694 // 60 * 60  # seen: 2023-09-29 22:18 in Berlin; without its 14 seconds, as the prompts state it
+SUBJECTS, LOCATIONS = ("Mary", "Tom", "Ria"), ("living room", "kitchen")  # seen
+EVENT_TYPES = {  # seen; the survey's name: the verb with its object, the same in the past
+    "watch film": ("watch a film", "watched a film"),
+    "eat risotto": ("eat risotto", "ate risotto"),
+    "read book": ("read a book", "read a book"),
+    "dance salsa": ("dance salsa", "danced salsa"),
+    "store wine bottle": ("store a wine bottle", "stored a wine bottle"),
+    "drink juice": ("drink juice", "drank juice"),
+    "chat with friend": ("chat with a friend", "chatted with a friend"),
+}
+WINDOWS = ("today", "yesterday", "this year", "last month", "this month")  # seen: event i lies in window i mod 5
+TEMPLATES = ("who", "did", "how often", "when")  # seen; explicit has no `when`, vague has `did` alone
+IMPLICIT = ("today", "yesterday", "this month", "last month", "this year")  # seen
+VAGUE = ("just", "recently", "some time ago", "a long time ago")  # seen (survey); their place in a question inferred
+FOILS = 0.2  # inferred: share of questions about another subject, type or location than their event's
+
+
+@dataclass(frozen=True)
+class Event:
+    """`type` is a key of EVENT_TYPES, `time` in unix seconds."""
+
+    type: str
+    subject: str
+    location: str
+    time: int
+
+
+@dataclass
+class Question:
+    """One TRAVELER question. answer: the gold as text; of a vague question p, what a "yes" scores, in [0, 1]."""
+
+    id: str
+    category: str
+    template: str
+    length: int
+    events: list[Event]
+    question: str
+    answer: str | float
+    now: int  # speech time, unix seconds
+    type: str
+    subject: str
+    location: str
+    expression: str  # `on 2023-09-29`, `in 2023-09`, `in 2023`, one of IMPLICIT or VAGUE, or "" (when)
+
+
+@dataclass
+class TravelerExample(data.Example):
+    """An Example that carries p, which `answers` cannot say; None unless vague."""
+
+    p: float | None = None
+
+
+@functools.cache
+def berlin():
+    try:
+        return zoneinfo.ZoneInfo("Europe/Berlin")
+    except zoneinfo.ZoneInfoNotFoundError:
+        raise UserError("TRAVELER needs the time zone Europe/Berlin, absent here; pip install tzdata") from None
+
+
+@functools.lru_cache(2**16)
+def stamp(time):
+    """Unix seconds -> `2023-09-29 22:18` in Berlin"""
+    return f"{datetime.fromtimestamp(time, berlin()):%Y-%m-%d %H:%M}"
+
+
+def prefix(expression, now):
+    """The beginning of `stamp` that all times of an explicit or implicit expression share: calendar periods in Berlin.
+
+    `in 2023-09` -> `2023-09`; on 2024-03-01 `yesterday` -> `2024-02-29`, `last month` -> `2024-02`; "" -> "".
+    """
+    if not expression or expression[:3] in ("on ", "in "):
+        return expression[3:]
+    day = date.fromisoformat(stamp(now)[:10])
+    day -= {"yesterday": timedelta(1), "last month": timedelta(day.day)}.get(expression, timedelta(0))
+    return day.isoformat()[: 4 if "year" in expression else 7 if "month" in expression else 10]
+
+
+def traveler_events(rng, n, now, shuffle=False):
+    """n Events in the benchmark's cycles (shuffle: in cycles of another order), whole minutes, none after `now`."""
+
+    def start(expression):
+        day = datetime.fromisoformat((prefix(expression, now) + "-01-01")[:10])  # `2023-09` -> 2023-09-01
+        return int(day.replace(tzinfo=berlin()).timestamp())
+
+    # ours: the current periods end with the speech time (the predecessor's "today" reached beyond it)
+    ends = {"yesterday": start("today"), "last month": start("this month")}
+    windows = [(start(w), ends.get(w, now + 60)) for w in WINDOWS]
+    cycles = [list(c) for c in (EVENT_TYPES, SUBJECTS, LOCATIONS, windows)]
+    for cycle in cycles if shuffle else ():
+        rng.shuffle(cycle)
+    events = []
+    for i in range(n):
+        *what, (first, end) = (c[i % len(c)] for c in cycles)
+        events.append(Event(*what, first + 60 * rng.randrange((end - first) // 60)))
+    return events
+
+
+@functools.cache
+def survey():
+    """{(event type, adverbial): (log minutes, likelihoods)}, arrays
+
+    assets/traveler_survey.csv: mean votes of about 50 participants per event type (40 to 51 a cell), computed from the
+    raw votes that the authors of TRAVELER published with their code.
+    """
+    cells = {}
+    with open(Path(__file__).with_name("assets") / "traveler_survey.csv", newline="") as f:
+        for row in csv.DictReader(f):
+            point = (math.log(float(row["minutes_ago"])), float(row["likelihood"]))
+            cells.setdefault((row["event"], row["adverbial"]), []).append(point)
+    return {key: np.array(sorted(points)).T for key, points in cells.items()}
+
+
+def likelihood(event_type, adverbial, minutes):
+    """Chance in [0, 1] that people call an event `minutes` ago `adverbial`, one of VAGUE.
+
+    Ours (the authors' way is not known): linear in log(minutes) between the surveyed times, constant beyond them.
+    """
+    x, p = survey()[event_type, adverbial.removeprefix("a ")]
+    return float(np.interp(math.log(max(minutes, 1e-9)), x, p))
+
+
+def gold(q):
+    """Answer of a Question from its structured fields: text, or p of a vague one (recipe of the benchmark's card)."""
+    period = "" if q.category == "vague" else prefix(q.expression, q.now)
+    found = [e for e in q.events if (e.type, e.location) == (q.type, q.location) and stamp(e.time).startswith(period)]
+    if q.template == "who":
+        return ", ".join(sorted({e.subject for e in found})) or "nobody"
+    found = [e for e in found if e.subject == q.subject]
+    if q.category == "vague":
+        return 1.0 - math.prod(1 - likelihood(e.type, q.expression, (q.now - e.time) / 60) for e in found)
+    if q.template == "when":
+        return stamp(max(e.time for e in found)) if found else "nothing"
+    return str(len(found)) if q.template == "how often" else "yes" if found else "no"
+
+
+def wording(q):
+    (verb, past), place = EVENT_TYPES[q.type], f"in the {q.location}"
+    if q.template == "when":
+        return f"When was the last time {q.subject} {past} {place}?"
+    if q.expression == "just":
+        return f"Did {q.subject} just {verb} {place}?"
+    asked = {"who": f"Who {past}", "did": f"Did {q.subject} {verb}", "how often": f"How often did {q.subject} {verb}"}
+    return f"{asked[q.template]} {place} {q.expression}?"
+
+
+def ask(rng, events, category, k, now, taken=()):
+    """Question number k of a category: k fixes template and kind of expression, rng the event that it starts from.
+
+    Ours: tries 20 times to find a wording outside `taken`; short event sets do not have 100 different ones.
+    """
+    template = {"explicit": TEMPLATES[k % 3], "implicit": TEMPLATES[k % 4], "vague": "did"}[category]
+    foil = rng.random() < FOILS
+    for _ in range(20):
+        e = rng.choice(events)
+        asked = {"type": e.type, "location": e.location, "subject": e.subject}
+        if foil:
+            name = rng.choice(("type", "location", "subject")[: 2 if template == "who" else 3])
+            choices = {"type": EVENT_TYPES, "location": LOCATIONS, "subject": SUBJECTS}[name]
+            asked[name] = rng.choice([c for c in choices if c != asked[name]])
+        expression = VAGUE[k % 4] if category == "vague" else "" if template == "when" else IMPLICIT[k // 4 % 5]
+        if category == "explicit":
+            when = stamp(e.time)[: (10, 7, 4)[k // 3 % 3]]
+            if k // 9 % 2:  # seen: the designed negative asks about two years earlier
+                when = f"{int(when[:4]) - 2}{when[4:]}".replace("-02-29", "-02-28")
+            expression = f"{'on' if len(when) == 10 else 'in'} {when}"
+        q = Question("", category, template, len(events), events, "", "", now, **asked, expression=expression)
+        q.question = wording(q)
+        if q.question not in taken:
+            break
+    q.answer = gold(q)
+    return q
+
+
+def traveler_questions(seed=0, now=SPEECH_TIME):
+    """The benchmark: 3,300 Questions, 100 for each of 3 categories x 11 lengths (inferred; the sum fits the paper's)."""
+    rng, out = random.Random(f"traveler {seed}"), []
+    events = traveler_events(rng, LENGTHS[-1], now)
+    for category in CATEGORIES:
+        for length in LENGTHS:
+            taken, first = set(), events[:length]
+            for k in range(100):
+                q = ask(rng, first, category, k, now, taken)
+                taken.add(q.question)
+                q.id = f"{category}-{length}-{k}"
+                out.append(q)
+    return out
+
+
+def traveler_example(q):
+    """A Question as our model reads it; a vague one is answered by the likelier word and carries p."""
+    graded = q.category == "vague"
+    answer = ("yes" if q.answer >= 0.5 else "no") if graded else q.answer
+    question = f"Today is the {stamp(q.now)}. {q.question}"
+    return TravelerExample(q.id, question, " ".join(map(sentence, q.events)), [answer], p=q.answer if graded else None)
+
+
+def traveler_examples(n, seed=0, categories=CATEGORIES, lengths=None):
+    """Yields n TravelerExamples to train on, each about its own events; never the benchmark's own.
+
+    Other events, other speech times (2010 to 2035, any minute outside the benchmark's month), cycles of another order,
+    and other lengths: `lengths` (default: all from 3 to 99 that the benchmark does not use).
+    """
+    rng = random.Random(f"traveler examples {seed}")
+    lengths = tuple(lengths or (k for k in range(3, 100) if k not in LENGTHS))
+    for i in range(n):
+        now = SPEECH_TIME
+        while stamp(now)[:7] == stamp(SPEECH_TIME)[:7]:
+            now = 60 * rng.randrange(1262304000 // 60, 2082758400 // 60)
+        events = traveler_events(rng, rng.choice(lengths), now, shuffle=True)
+        q = ask(rng, events, rng.choice(categories), rng.randrange(180), now)  # 180: a multiple of every cycle in `ask`
+        q.id = f"traveler-{seed}-{i}"
+        yield traveler_example(q)
+
+
+@functools.lru_cache(2**10)
+def sentence(e):  # seen, as all of the prompts below
+    t = datetime.fromtimestamp(e.time, berlin())
+    return f"On {t:%B} {t.day}, {t.year} at {t:%H:%M}, {e.subject} {EVENT_TYPES[e.type][1]} in the {e.location}."
+
+
+def traveler_prompt(q, style="json", cot=False):
+    """Prompt for a chat model: speech time, events (`json` objects or `sentences`, one a line), question, restriction."""
+    keys = "Event Type", "Subject", "Location", "Timestamp"
+    rows = (json.dumps(dict(zip(keys, (e.type, e.subject, e.location, stamp(e.time))))) for e in q.events)
+    form = {
+        "who": f"the names ({', '.join(SUBJECTS)}), separated by commas, or nobody",
+        "did": "yes or no",
+        "how often": "a number",
+        "when": "a date and its time, as YYYY-MM-DD HH:MM, or nothing",
+    }[q.template]
+    how = "Think step by step, then write a last line: Answer: followed by" if cot else "Answer only with"
+    events = "\n".join(rows if style == "json" else map(sentence, q.events))
+    return f"Today is the {stamp(q.now)}. These events happened:\n{events}\n\n{q.question}\n{how} {form}."
+
+
+def event_type(text):  # the objects differ, so they name the type, whatever the verb: `dance lively salsa`
+    return next((t for t in EVENT_TYPES if re.search(rf"(?i)\b{t.split()[-1]}", text)), "")
+
+
+def official_question(row, id, category, events):
+    """Question of an official file, taken apart by its words alone; ValueError with a reason if that fails."""
+    text = row["text"].strip()
+    look = lambda words: next((w for w in words if re.search(rf"(?i)\b{re.escape(w)}\b", text)), "")
+    m = re.search(r"\b(?:on \d{4}-\d\d-\d\d|in \d{4}(?:-\d\d)?)\b", text)
+    expression = m[0] if m else look(VAGUE if category == "vague" else IMPLICIT)
+    asked = event_type(text), look({e.subject for e in events}), look({e.location for e in events}), expression
+    template = next((t for t in TEMPLATES if text.lower().startswith(t)), None)
+    if not template or (category == "vague" and not all(asked)):
+        raise ValueError(f"the question {text!r:.100} follows no template of TRAVELER")
+    q = Question(id, category, template, len(events), events, text, "", SPEECH_TIME, *asked)
+    if category == "vague":
+        q.answer = gold(q)
+        return q
+    given = row["gt_answers"] if isinstance(row["gt_answers"], list) else [row["gt_answers"]]
+    given = [stamp(g) if template == "when" and isinstance(g, int) else str(g) for g in given]
+    q.answer = read_answer(q, ", ".join(given) or "nothing")
+    if q.answer is None:
+        raise ValueError(f"gt_answers {given!r:.80} is no answer to {text!r:.100}")
+    return q
+
+
+def read_traveler(directory):
+    """Questions from files in the official layout; UserError for what is not in it.
+
+    seen: `events/100Events.json` = [{Action, Object, Location, Subject, Timestamp (unix)}], and
+    `dataset/<explicit|referential>/<N>Events.json` = [{text, gt_answers}]; inferred: a folder `vague` beside them.
+    Its golds are used as given, except p, which comes from the survey; those that `gold` contradicts are counted.
+    """
+
+    def load(path, **fields):
+        try:
+            rows = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as e:
+            raise UserError(f"{path}: cannot be read as JSON ({e}); expected TRAVELER's official layout") from e
+        for i, row in enumerate(rows if isinstance(rows, list) else [rows], 1):
+            for name, kind in fields.items():
+                if not isinstance(row, dict) or not isinstance(row.get(name), kind):
+                    reason = f"field {name!r} is missing or of a wrong type; expected a list of objects"
+                    raise UserError(f"{path}, object {i}: {reason} with {', '.join(fields)}")
+        return rows
+
+    root, events, out = Path(directory), [], []
+    path = root / "events" / "100Events.json"
+    for i, row in enumerate(load(path, Action=str, Object=str, Location=str, Subject=str, Timestamp=int), 1):
+        if not event_type(row["Object"]):
+            raise UserError(f"{path}, object {i}: {row['Object']!r:.60} is the object of none of the seven event types")
+        if abs(row["Timestamp"]) > 2**35:  # the year 3058
+            raise UserError(f"{path}, object {i}: Timestamp {row['Timestamp']} is no date; expected unix seconds")
+        events.append(Event(event_type(row["Object"]), row["Subject"], row["Location"], row["Timestamp"]))
+    folders = {"explicit": "explicit", "referential": "implicit", "implicit": "implicit", "vague": "vague"}
+    for (folder, category), length in itertools.product(folders.items(), range(1, len(events) + 1)):
+        path = root / "dataset" / folder / f"{length}Events.json"
+        fields = {"text": str} | ({} if category == "vague" else {"gt_answers": (str, int, list)})
+        for i, row in enumerate(load(path, **fields) if path.is_file() else ()):
+            try:
+                out.append(official_question(row, f"{folder}-{length}-{i}", category, events[:length]))
+            except (ValueError, OverflowError, OSError) as e:  # the last two: a time that no calendar holds
+                raise UserError(f"{path}, object {i + 1}: {e}; correct the file") from e
+    if not out:
+        raise UserError(f"{root / 'dataset'}: no <explicit|referential|vague>/<N>Events.json with questions in it")
+    if differ := sum(q.answer != gold(q) for q in out if q.expression or q.template == "when"):
+        print(f"{root}: {differ} of {len(out)} golds contradict the events; they are used as given", file=sys.stderr)
+    return out
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# TRAVELER: what a chat model's answer says
+
+NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+NUMBERS = {w: i for i, w in enumerate(f"{NUMBERS} seventeen eighteen nineteen twenty".split())}
+NUMBERS |= {"once": 1, "twice": 2, "thrice": 3}
+NUMBER = rf"(?:(?<![\d.,-])\d{{1,9}}(?![\d-]|[.,]\d)|\b(?<!no )(?:{'|'.join(NUMBERS)})\b)"
+MONTH = "|".join([*calendar.month_name[1:], "Sept", *calendar.month_abbr[1:]]).lower()
+DAY, CLOCK = r"\b\d{4}-\d\d-\d\d\b", r"\b\d\d:\d\d\b"
+EMPTY = (
+    r"\b(?:nobody|no[ -]?one|none|nothing|never|neither|not at all|n/a|no (?:\w+ ){0,2}(?:such|events?|persons?|people|"
+    r"subjects?|records?|entry|entries|match(?:es)?|times?|instances?|occurrences?|dates?))\b"
+)
+DENIED = r"\b(?:did|does|do|has|have|had|was|were)(?: not|n't)\b|\bnot (?:found|listed|recorded|mentioned)\b"
+MARKER = re.compile(r"(?i)\banswer(?: to [^:.\n]{0,80}?)?\s*(?:\bis\b|would be|should be|:|=)[\s:]*")
+FILLER = re.compile(r"(?:and|or|only|just|at|on|of|them|times?|did|so|it|was|is|the|last|a|total|\W)*")
+
+
+def spell_dates(text, now):
+    """Lower case in; dates as 2023-09-29, clock times as 20:05; a missing year is that of the speech time."""
+
+    def named(m):
+        month = MONTHS.index(m["month"][:3].title()) + 1
+        return f"{m['year'] or stamp(now)[:4]}-{month:02}-{int(m['day']):02}"
+
+    def numeric(m):
+        a, b = int(m[1]), int(m[3])
+        if m[2] == "/" and a < 13 and b < 13 and a != b:
+            return m[0]  # 09/03/2023 has two readings
+        day, month = (a, b) if m[2] == "." or a > 12 else (b, a)
+        return f"{m[4]}-{month:02}-{day:02}"
+
+    def clock(m):
+        hour = int(m[1]) % 12 + 12 * (m[4] == "pm") if m[4] else int(m[1])
+        return f"{hour:02}:{m[3] or '00'}" if m[4] or m[2] in (":", "h") else m[0]
+
+    day, month = r"\b(?P<day>\d{1,2})(?:st|nd|rd|th)?\b(?!:)", rf"\b(?P<month>{MONTH})\b\.?"
+    for form in rf"{day}(?: of)? {month}", rf"{month} {day}":
+        text = re.sub(rf"{form}(?:,? (?P<year>\d{{4}})\b)?", named, text)
+    iso = r"\b(\d{4})([-/.])(\d{1,2})\2(\d{1,2})\b"
+    text = re.sub(iso, lambda m: f"{m[1]}-{int(m[3]):02}-{int(m[4]):02}", re.sub(r"(\d)t(\d)", r"\1 \2", text))
+    text = re.sub(r"\b(\d{1,2})([/.])(\d{1,2})\2(\d{4})\b", numeric, text)
+    return re.sub(r"\b(\d{1,2})(?:([:.h])(\d\d))?(?::\d\d)?(?:\s?([ap]m))?\b", clock, text)
+
+
+def read_who(text, names, now):
+    name, found = rf"\b(?i:{'|'.join(map(re.escape, names))})\b", None
+    text = re.sub(rf"(?i:{EMPTY}) (?:but|except|other than|besides|else)(?: for)?\b", "", text)  # nobody but Mary
+    turn = rf"(?i:;|\b(?:but|while|whereas|although)\b|,\s*(?=(?:and )?(?:not|only|just|{name} did)\b))"
+    for clause in re.split(turn, text):
+        if re.search(f"(?i){EMPTY}", clause):
+            found = found or set()
+        elif not re.search(r"\bnot\b|n't\b", clause):  # a clause that denies names those who did not
+            if re.search(f"{name} or {name}", clause):
+                return None
+            people = {n for n in names if re.search(rf"(?i)\b{re.escape(n)}\b", clause)}
+            if re.search(r"(?i)\b(?:everyone|everybody|all (?:of them|three))\b", clause):
+                people = set(names)
+            # an invented name beside a known one counts: extra names are wrong
+            people |= set(re.findall(rf"{name}(?=(?:\s*,\s*and|\s*[,&]|\s+and)\s+([A-Z][a-z]+)\b)", clause))
+            people |= set(re.findall(rf"\b([A-Z][a-z]+)\s+(?:and|&)\s+{name}", clause))
+            found = (found or set()) | people if people else found
+    return None if found is None else ", ".join(sorted(found)) or "nobody"
+
+
+def read_did(text, names, now):
+    text = re.sub(r"\bno (?:idea|way|information|clear|definite|exact|timestamp|doubt)\b", "", text)
+    if words := re.findall(rf"\b(?:(yes|yep|yeah|true)|no|nope|false)\b|{EMPTY}", text):
+        return "yes" if words[-1] else "no"
+    if re.search(rf"{DENIED}|\b(?:probably|certainly|definitely|likely) not\b", text):
+        return "no"
+    hedged = re.search(r"\b(?:whether|if|cannot|can't|unclear|unknown)\b", text)
+    return (
+        "yes"
+        if not hedged and re.search(rf"\b(?:he|she|{'|'.join(map(re.escape, names))}) did\b".lower(), text)
+        else None
+    )
+
+
+def read_how_often(text, names, now):
+    text = re.sub(rf"{DAY}|{CLOCK}|\b\d{{4}}-\d\d\b|\b(?:19|20)\d\d\b", "", spell_dates(text, now))
+    if re.search(rf"{NUMBER} (?:or|to) {NUMBER}|\bbetween {NUMBER} and {NUMBER}|\d\s*[-–]\s*\d", text):
+        return None  # 2 or 3, 2-3
+    for part in re.sub(r"\([^()]*\)", "", text), text:  # 3 times (once in May, twice in June)
+        found = re.findall(rf"\b(?:once|twice|thrice)\b|{NUMBER}(?= times?\b)", part) or re.findall(NUMBER, part)
+        if counts := [int(NUMBERS.get(f, f)) for f in found]:
+            total = max(counts)  # three times: once in May, twice in June
+            return str(total if len(counts) > 1 and 2 * total == sum(counts) else counts[-1])
+    return "0" if re.search(rf"{EMPTY}|{DENIED}", text) else None
+
+
+def read_when(text, names, now):
+    text = re.sub(r"\b(today|yesterday)\b", lambda m: prefix(m[1], now), spell_dates(text, now))
+    found = re.findall(rf"({DAY})\D{{0,20}}?({CLOCK})|({CLOCK})\D{{0,20}}?({DAY})", text)
+    found = [f"{a or d} {b or c}" for a, b, c, d in found]
+    if text.strip(" .") != stamp(now):
+        found = [f for f in found if f != stamp(now)]  # "... Today is 2023-09-29 22:18."
+    if not found and re.search(rf"{EMPTY}|{DENIED}", text):
+        return "nothing"
+    return (found or re.findall(DAY, text) or [None])[-1]  # a day alone can be read, but is wrong
+
+
+READERS = {"who": read_who, "did": read_did, "how often": read_how_often, "when": read_when}
+
+
+def read_answer(q, response):
+    """What a response to q says, in the form of the golds (`Mary, Tom`, `yes`, `2`, `2023-09-29 20:05`), or None.
+
+    In this order: what follows the last "answer is" or "Answer:"; a first sentence that is nothing but an answer, or
+    begins with yes or no; else the last sentence that can be read, since an explanation ends in its answer.
+    """
+    if not isinstance(response, str):
+        raise TypeError(f"response must be a str, got {type(response).__name__}")
+    names = list(dict.fromkeys([*SUBJECTS, *(e.subject for e in q.events)]))
+    text = response.rpartition("</think>")[2].partition("<think>")[0]
+    text = re.sub(r"\\boxed\{(?:\\text\{)?([^{}]*)\}*", r" answer: \1 ", text)
+    text = re.sub(r"[*_`#\"“”{}$]", "", text).replace("’", "'")
+    text = re.sub(r"(?i)\b(?:([ap])\.m\b\.?|yes or no\b|yes/no\b)", lambda m: m[1] and m[1] + "m" or "", text)
+    text = re.sub(rf"(?i)\b({MONTH})\.", r"\1", text)  # like p.m., a full stop that ends no sentence
+    *before, text = MARKER.split(text)
+    if not re.search(r"\w", text):  # "Answer:" and nothing behind it
+        before, text = [], " ".join(before)
+    if "\n" in text.strip():
+        text = re.sub(r"(?m)^\s*(?:[-•]|\d+[.)])\s+", "", text)  # marks of a list
+    if q.template != "who":  # which knows invented names by their capital letter
+        text = re.sub(r"\s*\n\s*(?=time\b)", ", ", text.lower())  # `Date: ...`, `Time: ...` on two lines
+    sentences = [s for s in SENTENCE.split(text.strip()) if re.search(r"\w", s)]
+    read = lambda s: READERS[q.template](s, names, q.now)
+    if q.template == "did":
+        if lead := re.match(r"\W*(?:yes|yep|yeah|true|(?:no|nope|false)(?=\s*(?:$|[,.;:!(–—-])))\b", text):
+            return read(lead[0])
+    else:
+        answer = {"who": "|".join(map(re.escape, names)), "how often": NUMBER, "when": f"{DAY}|{CLOCK}"}[q.template]
+        rest = [re.sub(f"{EMPTY}|{answer}".lower(), "", spell_dates(s.lower(), q.now)) for s in sentences]
+        bare = [bool(FILLER.fullmatch(r)) and not s.endswith(":") for r, s in zip(rest, sentences, strict=True)]
+        if bare and all(bare) and q.template == "who":
+            return read(", ".join(s.strip(" .,") for s in sentences))  # one name a line
+        if bare[:1] == [True] and bare[1:2] != [True] and (first := read(sentences[0])) is not None:
+            return first
+    return next((a for s in (sentences if before else sentences[::-1]) if (a := read(s)) is not None), None)
+
+
+def score_read(q, read):
+    """Score in [0, 1] of what was read: 1 for the gold, else 0; vague: p for a yes, 1 - p for anything else."""
+    if q.category == "vague":
+        return q.answer if read == "yes" else 1 - q.answer
+    return float(read == q.answer)
+
+
+def score_traveler(question, response):
+    """Score in [0, 1] of one response, by the recipe of the benchmark's card: see `read_answer` and `score_read`."""
+    return score_read(question, read_answer(question, response))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# TRAVELER: report
+
+
+def count_cut(examples, tokenizer, max_source):
+    """How many examples `tsqa.predict` shortens, because question and context have more than max_source pieces."""
+    size = functools.cache(lambda text: len(tokenizer.encode(text)) - 1)  # few contexts, many questions
+    return sum(size(f"question: {ex.question}") + size(f"context: {ex.context}") + 1 > max_source for ex in examples)
+
+
+def save_answers(path, questions, answers):
+    """One JSON object a line: id, prediction, question, what was read in it, answer (vague: p), score."""
+    rows = []
+    for q, a in zip(questions, answers, strict=True):
+        read = read_answer(q, a)
+        row = {"id": q.id, "prediction": a, "question": q.question, "read": read, "answer": q.answer}
+        rows.append(json.dumps(row | {"score": score_read(q, read)}) + "\n")
+    data.write_atomic(Path(path), "".join(rows))
+
+
+def chance(q):
+    """Expected score of a guess: yes or no, any set of the subjects, 0 to all events of the type, any event or none."""
+    same_type = sum(e.type == q.type for e in q.events)
+    guesses = {
+        "did": 2,
+        "who": 2 ** len({e.subject for e in q.events}),
+        "how often": 1 + same_type,
+        "when": 1 + q.length,
+    }
+    return 1 / guesses[q.template]
+
+
+def traveler_results(questions, answers):
+    """{system: {category: n, score, interval, unreadable, by_length, by_template, ...}}; answers: {system: [response]}.
+
+    Below the systems stand the bars: always yes, always no, `chance`, and best (1, vague: max(p, 1 - p)). All are
+    shares, not percent.
+    """
+    reads = {k: [read_answer(q, a) for q, a in zip(questions, rows, strict=True)] for k, rows in answers.items()}
+    first = next(iter(reads), None)
+    said = dict(reads)
+    for word in "yes", "no":
+        said[f"always {word}"] = [word if q.template == "did" else None for q in questions]
+    scores = {k: [score_read(q, r) for q, r in zip(questions, rows, strict=True)] for k, rows in said.items()}
+    scores["chance"] = list(map(chance, questions))
+    scores["best"] = [max(q.answer, 1 - q.answer) if q.category == "vague" else 1.0 for q in questions]
+
+    def means(values, rows, key):
+        groups = {}
+        for i in rows:
+            groups.setdefault(key(questions[i]), []).append(values[i])
+        return {k: float(np.mean(v)) for k, v in groups.items()}
+
+    out = {system: {} for system in scores}
+    for category in CATEGORIES:
+        rows = [i for i, q in enumerate(questions) if q.category == category]
+        for system, values in scores.items() if rows else ():
+            own = [values[i] for i in rows]
+            r = {"n": len(rows), "score": float(np.mean(own))}
+            r["by_length"] = means(values, rows, lambda q: q.length)
+            r["by_template"] = means(values, rows, lambda q: q.expression if q.category == "vague" else q.template)
+            if category == "vague":
+                r["of_best"] = r["score"] / float(np.mean([scores["best"][i] for i in rows]))
+            if system in reads:
+                r["interval"] = bootstrap_interval(own)
+                r["unreadable"] = float(np.mean([reads[system][i] is None for i in rows]))
+                if system != first:
+                    r["versus"] = versus("score", own, [scores[first][i] for i in rows], first)
+            out[system][category] = r
+    return out
+
+
+def traveler_tables(results):
+    """Category x length, category x template (vague: x adverbial), and means, in percent: two Markdown tables."""
+    shown = lambda values, key: f"{100 * values[key]:.1f}" if key in values else "-"
+    found = [r for categories in results.values() for r in categories.values()]
+    lengths = sorted({k for r in found for k in r["by_length"]})
+    templates = [k for k in (*TEMPLATES, *VAGUE) if any(k in r["by_template"] for r in found)]
+    by_length, by_template = [], []
+    for system, categories in results.items():
+        for category, r in categories.items():
+            head = {"system": system, "category": category}
+            row = head | {"n": r["n"], "score": shown(r, "score")}
+            row["95 %"] = f"{100 * r['interval'][0]:.1f} to {100 * r['interval'][1]:.1f}" if "interval" in r else "-"
+            row |= {str(k): shown(r["by_length"], k) for k in lengths}
+            row |= {"of best": shown(r, "of_best"), "unreadable": shown(r, "unreadable")}
+            by_length.append(row | r.get("versus", {}))
+            by_template.append(head | {k: shown(r["by_template"], k) for k in templates})
+        keys = [k for k in ("score", "unreadable") if all(k in r for r in categories.values())]
+        mean = {k: np.mean([r[k] for r in categories.values()]) for k in keys}
+        by_length.append({"system": system, "category": "mean"} | {k: shown(mean, k) for k in keys})
+    return f"{table(by_length)}\n\n{table(by_template)}"
+
+
+def picture(system, categories):
+    """Plain text: one column of letters per length, a letter per category, at the height of its score."""
+    lengths = sorted({n for r in categories.values() for n in r["by_length"]})
+    lines = [f"{system}: score against number of events ({', '.join(f'{c[0].upper()} {c}' for c in categories)})"]
+    for height in range(100, -1, -10):
+        line = f"{height:4} |"
+        for n in lengths:
+            heights = {c[0].upper(): 10 * int(10 * r["by_length"].get(n, -1) + 0.5) for c, r in categories.items()}
+            line += "  " + "".join(letter if h == height else " " for letter, h in heights.items())
+        lines.append(line.rstrip())
+    width = 2 + len(categories)
+    lines.append("     +" + "-" * width * len(lengths))
+    return "\n".join([*lines, " " * 6 + "".join(f"{n:{width}}" for n in lengths)])
+
+
+def import_pyplot():
+    try:
+        import matplotlib
+    except ImportError:
+        raise UserError("--plot needs matplotlib; pip install matplotlib, or leave the flag out") from None
+    matplotlib.use("Agg")  # no window
+    import matplotlib.pyplot
+
+    return matplotlib.pyplot
+
+
+def plot(path, results, pyplot):
+    """The same for all systems as a file: SVG, PNG or whatever its name ends in; pyplot: from `import_pyplot`."""
+    fig, axes = pyplot.subplots(1, len(CATEGORIES), sharey=True, figsize=(12, 4))
+    for ax, category in zip(axes, CATEGORIES, strict=True):
+        for system, categories in results.items():
+            scores = categories.get(category, {}).get("by_length", {})
+            ax.plot(list(scores), [100 * s for s in scores.values()], marker="o", label=system)
+        ax.set(title=category, xlabel="events", ylim=(0, 102))
+    axes[0].set_ylabel("score, %")
+    axes[-1].legend()
+    buffer = io.BytesIO()
+    try:
+        fig.savefig(buffer, format=Path(path).suffix[1:] or "svg", bbox_inches="tight")
+    except ValueError as e:
+        raise UserError(f"--plot {path}: {e}; expected a name that ends in .svg or .png") from e
+    data.write_atomic(Path(path), buffer.getvalue())
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -252,6 +884,9 @@ EXAMPLES = """examples:
       the official test files in ./official, beam search
   python evaluate.py --bench timeqa-hard --predictions mine.jsonl
       the score of anybody's predictions; no model is loaded
+  python evaluate.py --bench traveler --dump-prompts prompts.jsonl --prompt-style sentences --cot
+  python evaluate.py --bench traveler --predictions answers.jsonl
+      TRAVELER for any chat model: write its prompts, then score what it said
 """
 
 
@@ -277,12 +912,13 @@ def parse_args(argv=None):
     add = p.add_argument
     bench_help = f"one or several of {', '.join(BENCHES)} (default: mini)"
     add("--bench", nargs="+", choices=BENCHES, metavar="BENCH", default=["mini"], help=bench_help)
-    add("--ckpt", nargs="+", metavar="DIR", help="run directories or model names (default: runs/sft, else `tiny`)")
+    ckpt_help = "run directories or model names (default: runs/sft, else `tiny`; traveler: `tiny`)"
+    add("--ckpt", nargs="+", metavar="DIR", help=ckpt_help)
     add(
         "--setting",
         choices=("reason", "obqa", "mix"),
         default="reason",
-        help="facts or free text; no meaning for TimeQA; mix: mini only (default: %(default)s)",
+        help="facts or free text; no meaning for TimeQA and TRAVELER; mix: mini only (default: %(default)s)",
     )
     add("--split", choices=("test", "dev", "train"), default="test", help="which questions (default: %(default)s)")
     add("--data-dir", metavar="DIR", help="folder of the official files (default: the download cache)")
@@ -293,7 +929,12 @@ def parse_args(argv=None):
     add("--device", help="cpu, cuda or cuda:1 (default: cuda if there is one, else cpu)")
     add("--predictions", metavar="FILE", help='also score JSON lines {"id": ..., "prediction": ...}; one --bench only')
     add("--squad-v1", action="store_true", help="F1 of a right empty answer is 0, as in SQuAD 1.1 (default: 1)")
-    add("--out", metavar="DIR", help="folder for predictions.jsonl (default: each run's own directory)")
+    add("--out", metavar="DIR", help="folder for predictions and TRAVELER's results.json (default: each run's own one)")
+    add("--traveler-dir", metavar="DIR", help="TRAVELER's questions from official files (default: generated)")
+    add("--dump-prompts", metavar="FILE", help='only write TRAVELER\'s prompts, JSON lines {"id": ..., "prompt": ...}')
+    add("--prompt-style", choices=("json", "sentences"), default="json", help="events in them (default: %(default)s)")
+    add("--cot", action="store_true", help="they ask for steps before the answer (default: the answer alone)")
+    add("--plot", metavar="FILE", help="TRAVELER's scores against length as .svg or .png; needs matplotlib")
     return p.parse_args(argv)
 
 
@@ -302,15 +943,36 @@ def main(argv=None):
     benches, ckpts = list(dict.fromkeys(args.bench)), list(dict.fromkeys(args.ckpt or []))
     if args.predictions and len(benches) > 1:
         raise UserError("--predictions belongs to one bench: give one --bench")
+    for flag in ("traveler_dir", "dump_prompts", "plot"):
+        if getattr(args, flag) and "traveler" not in benches:
+            raise UserError(f"--{flag.replace('_', '-')} belongs to TRAVELER: give --bench traveler with it")
+    if "traveler" in benches and args.split != "test":
+        raise UserError(f"--split {args.split}: TRAVELER is a test set; leave --split out")
+    pyplot = import_pyplot() if args.plot else None  # before the long part, as with the folders below
+    questions, examples = [], {}
+    for b in benches:
+        if b == "traveler":
+            questions = read_traveler(args.traveler_dir) if args.traveler_dir else traveler_questions()
+            questions = draw(questions, args.n, args.seed)
+            examples[b] = [traveler_example(q) for q in questions]
+        else:
+            examples[b] = load_bench(b, args.setting, args.split, args.data_dir, args.n, args.seed)
+    if args.dump_prompts:
+        prompts = ({"id": q.id, "prompt": traveler_prompt(q, args.prompt_style, args.cot)} for q in questions)
+        data.write_atomic(Path(args.dump_prompts), "".join(json.dumps(row) + "\n" for row in prompts))
+        print(f"{len(questions)} prompts in {args.dump_prompts}; score the answers with --predictions", file=sys.stderr)
+        return
     if not ckpts and not args.predictions:
-        ckpts = ["runs/sft" if Path("runs/sft").is_dir() else "tiny"]
+        ckpts = ["runs/sft" if Path("runs/sft").is_dir() and benches != ["traveler"] else "tiny"]
         found = "using runs/sft" if ckpts == ["runs/sft"] else "no runs/sft either, using the bundled model"
+        if benches == ["traveler"]:  # runs/sft has seen no household events
+            found = "using the bundled model; train one: python tsqa.py --stage sft --data traveler --out runs/traveler"
         print(f"no --ckpt: {found}", file=sys.stderr)  # stdout is for the table
 
-    examples = {b: load_bench(b, args.setting, args.split, args.data_dir, args.n, args.seed) for b in benches}
     answers = {b: {} for b in benches}  # bench -> system -> predictions
     given = args.predictions and read_predictions(args.predictions, [ex.id for ex in examples[benches[0]]])
 
+    outs = [Path(args.out)] if args.out else []  # where results.json of TRAVELER goes
     for ckpt in ckpts:
         import tsqa  # here, because tsqa imports this file
 
@@ -320,27 +982,46 @@ def main(argv=None):
         if not args.out and not (out / "args.json").is_file():
             out = None  # somebody else's model directory, or a name: not ours to write into
             print(f"{ckpt} is not a run directory: give --out to keep its predictions", file=sys.stderr)
-        elif args.out:
+        elif not args.out:
+            outs.append(out)
+        else:
             make_directory(out)  # before the long part: a folder that cannot be made must not cost an hour of decoding
         model, tokenizer, tagger, _ = tsqa.load_run(ckpt, args.device)
         for b in benches:
+            if b == "traveler" and (cut := count_cut(examples[b], tokenizer, model.config.max_source)):
+                limit = f"the {model.config.max_source} pieces of {ckpt}"
+                print(f"{cut} of {len(questions)} contexts exceed {limit}: sentences were left out", file=sys.stderr)
             answers[b][ckpt] = tsqa.predict(
                 model, tokenizer, tagger, examples[b], num_beams=args.beams, batch_size=args.batch_size
             )
             if out:
                 name = "predictions.jsonl" if len(benches) == 1 else f"predictions-{b}.jsonl"
-                save_predictions(out / name, examples[b], answers[b][ckpt], args.squad_v1)
+                if b == "traveler":
+                    save_answers(out / name, questions, answers[b][ckpt])
+                else:
+                    save_predictions(out / name, examples[b], answers[b][ckpt], args.squad_v1)
 
     rows = []
     for b in benches:
         if args.predictions:
             answers[b]["predictions"] = given
+        if b == "traveler":
+            continue
         if args.setting == "reason" and not b.startswith("timeqa"):
             answers[b]["rule"] = [rule_answer(ex) for ex in examples[b]]
         if any("" in ex.answers for ex in examples[b]):
             answers[b]["no answer"] = [""] * len(examples[b])  # what saying nothing scores
         rows += score_rows(b, examples[b], answers[b], args.squad_v1)
-    print(table(rows))
+    if rows:
+        print(table(rows))
+    if questions:
+        results = traveler_results(questions, answers["traveler"])
+        for out in outs:
+            saved = {"bench": "traveler", "n": len(questions), "systems": results}
+            data.write_atomic(out / "results.json", json.dumps(saved, indent=2) + "\n")
+        print("\n".join([traveler_tables(results), *("\n" + picture(k, results[k]) for k in answers["traveler"])]))
+        if args.plot:
+            plot(args.plot, results, pyplot)
 
 
 if __name__ == "__main__":

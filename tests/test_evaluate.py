@@ -431,6 +431,6 @@ def test_every_flag_has_help(capsys, monkeypatch):
         ev.main(["--help"])
     options, examples = capsys.readouterr().out.split("options:\n")[1].split("examples:\n")
     flags = re.split(r"\n  (?=-)", options.strip())
-    assert len(flags) == 14 and all(re.search(r"\s{2,}\S+ \S+", flag) for flag in flags)
-    assert sum("(default: " in flag for flag in flags) == 12  # all but --help and --predictions
-    assert examples.count("python evaluate.py") == 3 and "(default: 32)" in options
+    assert len(flags) == 19 and all(re.search(r"\s{2,}\S+ \S+", flag) for flag in flags)
+    assert sum("(default: " in flag for flag in flags) == 15  # not --help, --predictions, --dump-prompts, --plot
+    assert examples.count("python evaluate.py") == 5 and "(default: 32)" in options
