@@ -2,6 +2,7 @@
 
 import argparse
 import calendar
+import contextlib
 import functools
 import gzip
 import http.client
@@ -15,6 +16,7 @@ import re
 import socket
 import string
 import sys
+import unicodedata
 import urllib.request
 import uuid
 import zlib
@@ -70,7 +72,8 @@ def write_atomic(path, content):
     except OSError as e:
         raise UserError(f"cannot write {path} ({e.strerror or e}); free the place or choose another path") from e
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # its folder may be no folder
+            temporary.unlink(missing_ok=True)
 
 
 def _lines(path):
@@ -798,6 +801,14 @@ class Tokenizer:
         out = self.sp.encode(text, return_type="offset_mapping")
         return [*out["ids"], EOS], [*out["offsets"], (len(text), len(text))]
 
+    def pieces(self, text):
+        """Ids of `text` as it stands after a space: without EOS."""
+        return self.sp.encode(text)
+
+    def glue(self, text):
+        """Ids of punctuation that follows the piece before it without a space."""
+        return [self.sp.piece_to_id(c) for c in text]
+
     def decode(self, ids):
         """Text up to the first EOS; ids without a text (padding, sentinels, unused rows) are left out."""
         ids = list(ids)
@@ -806,7 +817,7 @@ class Tokenizer:
 
     def save(self, directory):
         """Write `spiece.model` and what `transformers` wants beside it."""
-        settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": 100, "legacy": False, "model_max_length": 10**9}
+        settings = {"tokenizer_class": "T5Tokenizer", "extra_ids": 100, "legacy": True, "model_max_length": 10**9}
         write_atomic(Path(directory) / "spiece.model", self.model_bytes)
         write_atomic(Path(directory) / "tokenizer_config.json", json.dumps(settings, indent=2) + "\n")
 
@@ -1142,6 +1153,274 @@ def ask_prose(rng, facts, level):
     t = rng.choice(pool)
     stem = RELATIONS[facts[0].relation][4].format(s=facts[0].subject)
     return f"{stem} in {format_month(t)}?", [f.object for f in facts if f.start <= t <= f.end] or [""], (t, t)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# negative answers, section 3.2 of the paper: remote = same subject and relation, other time; proximal = same time
+
+_BRACKET = re.compile(r"(?<=\S)\s*\([^()]*\)\s*$")
+_CAPITAL = "".join(c for c in map(chr, range(0x530)) if c.isupper())
+_NAME = rf"[{_CAPITAL}][\w'’.&-]*"
+_NAME = re.compile(rf"{_NAME}(?:(?: (?:of|for|the|de|del|du|da|di|la|van|von|der|den|y|&))* {_NAME})*")
+_NOUN = re.compile(rf" (?!{STOP_WORDS.pattern}\b)[a-z]")  # after `American`, the first word of a sentence and the like
+# "." ends a sentence after three letters or two digits, not after `F.C.` or `St.`; `1997.He` has no space
+_END = re.compile(
+    rf"(?:(?<=[\w)\]]{{3}}[.!?])|(?<=\d\d[.!?])|(?<=[.!?]{{2}}))\s*(?=[{_CAPITAL}\"“(])|(?<= [.!?])\s|\s*\n\s*|$"
+)
+_tagger = functools.cache(lambda: TimeTagger("rules"))
+
+
+@functools.lru_cache(2**18)
+def _alias_key(text):
+    text = normalize("".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c)))
+    return re.sub(r"^university of (.+)", r"\1 university", re.sub(r"^a?fc (?=.)|(?<=.) a?fc$", "", text))
+
+
+def same_answer(a, b):
+    """Whether two texts are one answer: equal after normalisation, or aliases such as `University of X`, `X University`.
+
+    `X F.C.`, `FC X`, `X A.F.C.` = `X`; accents do not count, nor a bracket at the end that only one of them has. Numbers
+    do: a member of the 17th Parliament is not one of the 18th.
+    """
+    x, y, bare_x, bare_y = map(_alias_key, (a, b, _BRACKET.sub("", a), _BRACKET.sub("", b)))
+    return x == y or bare_x == y or x == bare_y
+
+
+class FactIndex:
+    """The distinct facts of some examples, to be looked up by time."""
+
+    def __init__(self, examples):
+        facts = {(f.subject, f.relation, f.object, f.start, f.end): f for ex in examples for f in ex.facts}
+        self.facts, self.relations = list(facts.values()), np.array([key[1] for key in facts], dtype=object)
+        self.spans = np.array([key[3:] for key in facts], dtype=np.int64).reshape(-1, 2)  # (N, 2)
+
+    def overlapping(self, spans, relation, rng, tries=64):
+        """Yields facts that share a month with one of `spans`, in random order, those of the same relation first."""
+        hit = np.any([(self.spans[:, 0] <= b) & (self.spans[:, 1] >= a) for a, b in spans], axis=0)
+        for same in (self.relations == relation, self.relations != relation):
+            found = np.flatnonzero(hit & same).tolist()
+            yield from (self.facts[i] for i in rng.sample(found, min(tries, len(found))))
+
+
+def _meets(time, spans):
+    return any(time[0] <= last and first <= time[1] for first, last in spans)
+
+
+def months_in(text, spans):
+    """First and last month named by the time expressions (spans of TimeTagger) of a sentence; None if they name none."""
+    months, later = [], lambda m: f"{m[1]}{m[2]} {int(m[1]) + (m[3] < m[2])}{m[3]}"  # 1949–66 -> 1949 1966
+    for a, b in spans:
+        span = re.sub(r"\b(\d\d)(\d\d)[-–/](\d\d)\b(?!-)", later, text[a:b])
+        span = re.sub(r"(?<=[a-z]) \d\d?(?:st|nd|rd|th)? ?,?(?= \d{3})", "", span)  # July 2, 1911
+        found = [question_time(f"in {m[0]}") for m in re.finditer(rf"\b{_DATE}", span, re.IGNORECASE)]
+        found += [(int(c) * 1200 - 1200, int(c) * 1200 - 1) for c in re.findall(r"(\d+)(?:st|nd|rd|th).century", span)]
+        months += itertools.chain(*filter(None, found))
+        months += [LAST_MONTH] * bool(found and re.search(r"\bsince (?:the )?$", text[:a].lower()))
+    return (min(months), max(months)) if months else None
+
+
+def names_by_time(text, spans, answers=()):
+    """Names (runs of capitalised words) in the dated sentences of a text -> [(name, whether its sentence meets spans)].
+
+    spans: months [(first, last)]. A dated sentence that tells one of `answers` at such a time puts its own time in
+    place of `spans`: the gold's rather than the question's. A sentence has one time, from its first month to its last.
+    """
+    sentences, begin = [], 0  # (sentence, its time, its names)
+    small, times = set(re.findall(r"\b[a-z]+\b", text)), _tagger().spans(text)
+    for end in (m.start() for m in _END.finditer(text)):
+        sentence, inside = text[begin:end], [(a - begin, b - begin) for a, b in times if begin <= a and b <= end]
+        time, names, begin = months_in(sentence, inside), [], end
+        for m in _NAME.finditer(sentence) if time else ():
+            words, first = m[0].split(), not sentence[: m.start()].strip()
+            while words and (STOP_WORDS.fullmatch(words[0].lower()) or (first and words[0].lower() in small)):
+                del words[0]
+            name = re.sub(r"(?<=[^\W\d_]{3})\.$", "", " ".join(words))
+            sure = len(words) > 1 or not (first or _NOUN.match(sentence, m.end()))
+            if len(name) > 2 and sure and not _meets((m.start() + 1, m.end()), inside):
+                names.append(name)
+        sentences += [(normalize(sentence), time, names)] if time else []
+    told = [t for s, t, _ in sentences if any(f" {normalize(a)} " in f" {s} " for a in answers if a)]
+    spans = [t for t in told if _meets(t, spans)] or spans or told
+    return [(name, _meets(t, spans)) for _, t, names in sentences for name in names] if spans else []
+
+
+def _fresh(pool, used, n=10**9):
+    """The first n texts of `pool` that are no answer of `used`, nor of each other"""
+    out = []
+    for x in pool:
+        if len(out) < n and normalize(x) and not any(same_answer(x, y) for y in (*used, *out)):
+            out.append(x)
+    return out
+
+
+def negatives(example, kind="both", n=4, index=None, rng=0):
+    """(remote, proximal): n negative answers in all, none an accepted one or its alias. kind: both, remote, proximal, none.
+
+    remote: objects of the asked subject and relation at another time (an L3 spell that only shares an end month with
+    the gold's is at another); official neg_answers; in prose without facts, names in sentences of another time.
+    proximal: objects of other facts that share a month with the gold's; names in prose of that time; facts of `index`.
+    `both`: n/2 each (odd n: one more remote). Too few: `both` fills up with the other kind; then those at hand are
+    repeated; where there is none at all, the other kind stands in. Empty only when neither kind has any.
+    rng: random.Random, or a seed: the same negatives whatever the order of the examples.
+    """
+    wants = {"both": [n - n // 2, n // 2], "remote": [n, 0], "proximal": [0, n], "none": [0, 0]}.get(kind)
+    if wants is None or n < 1:
+        raise UserError(f"{n} negatives of kind {kind!r}; expected 1 or more; both, remote, proximal or none")
+    rng = rng if isinstance(rng, random.Random) else random.Random(f"{rng} {example.id}")
+    time, answers, facts = example.time, example.answers, example.facts
+    key, span = lambda f: (f.subject, f.relation), lambda f: (f.start, f.end)
+    golds = [f for f in facts if f.object in answers and time and _meets(span(f), [time])]
+    asked = key((golds or facts)[0]) if facts else (None, None)  # readers put the asked facts first
+    own, spans = [f for f in facts if key(f) == asked], [span(f) for f in golds if key(f) == asked]
+    spans = spans or [time] * bool(time)
+    inner = time and (time if time[0] == time[1] else (time[0] + 1, time[1] - 1))  # L3: back to back is apart
+    now = [f.object for f in own if not time or _meets(span(f), [inner])]
+    remote = example.remote + [f.object for f in own if f.object not in now]
+    proximal = [f.object for f in facts if key(f) != asked and _meets(span(f), spans)]
+    if not re.search(rf" from {_MONTH} to {_MONTH}\.", example.context):  # prose
+        known = [example.question, *_NAME.findall(example.question), *answers, *(f.object for f in facts)]
+        known = [f" {k} " for k in map(normalize, known) if k]
+        named = names_by_time(example.context, spans, () if own else answers)
+        inside = lambda words: any(k in words or words in k for k in known)
+        named = [(name, near) for name, near in named if not inside(f" {normalize(name)} ")]
+        proximal += [name for name, near in named if near]
+        remote += [name for name, near in named if not (own or near or (name, True) in named)]
+    remote = _fresh(remote, answers)
+    used = [*answers, *remote, *(f.object for f in own)]
+    pools = [rng.sample(pool, len(pool)) for pool in (remote, _fresh(proximal, used))]
+    if index:  # no more than needed: what stands in the context comes first
+        others = (f.object for f in index.overlapping(spans, asked[1], rng) if key(f) != asked)
+        pools[1] += _fresh(others, used + pools[1], n - len(pools[1]))
+    for i in (0, 1):
+        lack = min(wants[i] - len(pools[i]), len(pools[1 - i]) - wants[1 - i]) if kind == "both" else 0
+        lack = max(lack, 0) if pools[i] else wants[i]
+        wants[i], wants[1 - i] = wants[i] - lack, wants[1 - i] + lack
+    return tuple((pool * want)[:want] for pool, want in zip(pools, wants, strict=True))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# pretraining tasks: copying, comparing times, and finding the span that a gap points at
+
+DATE_LEVELS = [
+    (1, 1, 0),
+    (1, 1, 4),
+    (1, 2, 8),
+    (2, 4, 8),
+    (4, 16, 8),
+]  # fewest dates, most dates, filler pieces between
+
+
+class Task:
+    """One pretraining example in the making: source ids with three labels a piece, and what the decoder has to write.
+
+    dates: at the last piece of a date, 0/1/2 = before/at/after the time asked about. facts: at the full stop of a fact,
+    1 = it answers, 0 or 2 = it does not, by its side. flags: 1 = answer, 2 = the answer that the question names, 3 =
+    another answer, 0 = anything else. No label: -100.
+    """
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.ids, self.target = tokenizer, [], []
+        self.dates, self.facts, self.flags = [], [], []
+
+    def put(self, text, **labels):
+        self.put_ids(self.tokenizer.pieces(text), **labels)
+
+    def put_ids(self, ids, flag=0, date=-100, fact=-100):
+        self.ids += ids
+        self.flags += [flag] * len(ids)
+        self.dates += [-100] * (len(ids) - 1) + [date]
+        self.facts += [-100] * (len(ids) - 1) + [fact]
+
+
+def copy_task(rng, names, tokenizer, n):
+    """Write the same again: up to n random pieces, or a name."""
+    task = Task(tokenizer)
+    if rng.random() < 0.6:
+        ids = [rng.randrange(tokenizer.size // 8, tokenizer.size) for _ in range(rng.randint(max(1, n // 2), n))]
+    else:
+        ids = tokenizer.pieces(
+            names.draw(rng.choice(["person", "club", "employer", "party", "position"]), names.draw("country"))
+        )
+    task.put("copy:")
+    task.put_ids(ids)
+    task.target = ids
+    return task
+
+
+def near(rng, month):
+    """Another month, as often close as far: the distance is uniform on a logarithmic scale, one in twenty is 0."""
+    if rng.random() < 0.05:
+        return month
+    distance = int(math.exp(rng.uniform(0, math.log(12 * 150))))
+    distance = 12 * max(1, distance // 12) if rng.random() < 0.25 else distance
+    return max(600 * 12, min(OPEN_END, month + rng.choice((-1, 1)) * distance))
+
+
+def date_task(rng, names, tokenizer, level):
+    """Dates at varying distances from a first one: which of them are before it, the same, after it?"""
+    few, many, filler = DATE_LEVELS[level]
+    task, asked = (
+        Task(tokenizer),
+        rng.randint(*rng.choice(((1900, 2022), (1900, 2022), (1700, 1900), (1000, 1700), (600, 1000)))) * 12,
+    )
+    asked += rng.randint(0, 11)
+    junk = lambda n: [rng.randrange(tokenizer.size // 8, tokenizer.size) for _ in range(n)]
+    task.put(f"In {format_month(asked)}")
+    task.put_ids(tokenizer.glue(",") + junk(rng.randint(0, 1 + filler)) + [tokenizer.sentinel(0)] + tokenizer.glue("."))
+    task.put("context:")
+    for _ in range(rng.randint(few, many)):
+        month = near(rng, asked)
+        if filler and rng.random() < 0.7:
+            task.put_ids(junk(rng.randint(1, filler)))
+        task.put(rng.choice(("from", "to", "in", "on")))
+        task.put(format_month(month), date=(month > asked) - (month < asked) + 1)
+        if rng.random() < 0.3:
+            task.put_ids(tokenizer.glue("."))
+    task.target = [tokenizer.sentinel(0)]
+    return task
+
+
+def fact_task(rng, names, tokenizer, k, level):
+    """A statement with a gap and up to k facts in any order, one of which fills the gap; l2: at a month, l3: after or before."""
+    asked = None
+    while asked is None:
+        relation = rng.choices(list(RELATIONS), [r[0] for r in RELATIONS.values()])[0]
+        facts = facts_of(rng, names, relation, k)
+        asked = ask(rng, facts, level)
+    question, golds, (t, _) = asked
+    rng.shuffle(facts)
+    task, form = Task(tokenizer), RELATIONS[relation][3]
+    known, word = None, "in"
+    if level == "l3":
+        tail = question[len(RELATIONS[relation][4].format(s=facts[0].subject)) + 1 : -1]
+        word, name = tail.split(" ", 1)
+        known = next(f for f in facts if f.object == name)
+        t = known.end if word == "after" else known.start
+
+    def put_statement(fact, gap):
+        for part in re.split(r"(\{[so]\})", form):
+            if part == "{o}" and gap:
+                task.put_ids([tokenizer.sentinel(0)])
+            elif part == "{o}":
+                task.put(fact.object, flag=1 if fact.object in golds else 2 if fact is known else 3)
+            elif part.strip():
+                task.put(fact.subject if part == "{s}" else part.strip())
+
+    task.put(f"In {format_month(t)}" if known is None else f"{word.title()} {known.object}")
+    task.put_ids(tokenizer.glue(","))
+    put_statement(facts[0], gap=True)
+    task.put_ids(tokenizer.glue("."))
+    task.put("context:")
+    for fact in facts:
+        put_statement(fact, gap=False)
+        for preposition, month in (("from", fact.start), ("to", fact.end)):
+            told = fact is not known and (known is None or (preposition == "from") == (word == "after"))
+            task.put(preposition)
+            task.put(format_month(month), date=(month > t) - (month < t) + 1 if told else -100)
+        verdict = 1 if fact.object in golds else 2 if (fact.end < t) == (word == "before") else 0
+        task.put_ids(tokenizer.glue("."), fact=verdict)
+    task.target = [tokenizer.sentinel(0), *tokenizer.pieces(rng.choice(golds))]
+    return task
 
 
 # ----------------------------------------------------------------------------------------------------------------------

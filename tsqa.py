@@ -17,6 +17,7 @@ import json
 import math
 import mmap
 import os
+import random
 import re
 import shlex
 import sys
@@ -31,14 +32,19 @@ from tqdm import tqdm
 
 from data import (
     EOS,
+    MONTHS,
     PAD,
     Example,
+    Names,
     TimeTagger,
     Tokenizer,
     UserError,
     batches,
     cache_dir,
+    copy_task,
+    date_task,
     download,
+    fact_task,
     pad,
     run,
     select_passages,
@@ -279,13 +285,14 @@ class T5(nn.Module):
             if isinstance(m, (nn.Dropout, Attention, FeedForward)):
                 m.p = p
 
-    def encode(self, input_ids, attention_mask, time_marks=None):
-        """input_ids, attention_mask, time_marks (B, S) -> hidden states (B, S, D)"""
+    def encode(self, input_ids, attention_mask, time_marks=None, taps=None):
+        """input_ids, attention_mask, time_marks (B, S) -> hidden states (B, S, D); a list `taps` gets each block's output"""
         x = self.shared(input_ids)
         if time_marks is not None:
             x = x + self.time_embedding(time_marks.long())  # e_text + e_time, step 4 of section 3.1
         S = input_ids.shape[1]
-        return self.run(self.encoder, x, self.encoder.position_bias(S, S, x.device), padding_bias(attention_mask))
+        bias = self.encoder.position_bias(S, S, x.device)
+        return self.run(self.encoder, x, bias, padding_bias(attention_mask), taps=taps)
 
     def decode(self, decoder_input_ids, memory, attention_mask):
         """(B, T), (B, S, D), (B, S) -> hidden states after the final norm (B, T, D)"""
@@ -293,7 +300,7 @@ class T5(nn.Module):
         bias = self.decoder.position_bias(T, T, x.device)
         return self.run(self.decoder, x, bias, None, self.cross_keys(memory), padding_bias(attention_mask))
 
-    def run(self, stack, x, bias, mask=None, cross=None, cross_mask=None, cache=None):
+    def run(self, stack, x, bias, mask=None, cross=None, cross_mask=None, cache=None, taps=None):
         """All blocks of a stack and its final norm; bias and masks are cast once, to the dtype of the scores."""
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
@@ -301,6 +308,8 @@ class T5(nn.Module):
         x = stack.drop(x)
         for i, block in enumerate(stack.blocks):
             x = block(x, bias, mask, cross and cross[i], cross_mask, cache and cache[i])
+            if taps is not None:
+                taps.append(x)
         return stack.drop(stack.final_norm(x))
 
     def cross_keys(self, memory):
@@ -872,9 +881,9 @@ def open_run(args):
     return out, state
 
 
-def save_trainer(out, model, optimizer, step, best):
+def save_trainer(out, model, optimizer, step, best=None, **more):
     """Everything that --resume needs; the order of the data follows from the seed and the step."""
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "best": best}
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "best": best} | more
     buffer = io.BytesIO()
     torch.save(state | {"rng": torch.get_rng_state()}, buffer)
     write_atomic(out / "trainer.pt", buffer.getvalue())
@@ -920,7 +929,7 @@ def sft(args):
     per_epoch = math.ceil(len(rows) / args.batch_size)
     steps, saved, questions, start = args.epochs * per_epoch, time.time(), 0, time.time()
     bar = tqdm(total=steps, initial=step, unit="step", disable=None)
-    try:
+    with interruptible(lambda: f"step {step} of {steps}"):
         while step < steps:
             epoch = step // per_epoch
             g = torch.Generator().manual_seed(
@@ -967,12 +976,18 @@ def sft(args):
                 tokenizer.save(out)
             save_trainer(out, model, optimizer, step, best)
             saved = time.time()
-    except KeyboardInterrupt:
-        bar.close()
-        print(f"interrupted at step {step} of {steps}; go on with: {resume_command()}", file=sys.stderr)
-        raise
     bar.close()
     print(f"best dev EM {best:.1f}; the model is in {out}; next: python evaluate.py --ckpt {out}")
+
+
+@contextlib.contextmanager
+def interruptible(where):
+    """Ctrl-C inside: say where it stopped and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\ninterrupted at {where()}; go on with: {resume_command()}", file=sys.stderr)
+        raise
 
 
 def resume_command():
@@ -980,8 +995,201 @@ def resume_command():
 
 
 # ----------------------------------------------------------------------------------------------------------------------
+# pretraining of the bundled tiny model, from nothing, on generated text
+
+
+@torch.no_grad()
+def start_pretraining(model, tokenizer):
+    """What makes a small T5 learn to copy and to compare within minutes; T5's own start takes hours to get there.
+
+    Three heads of each stack start by looking one, two and three pieces back, for a learned bias has to move far before
+    attention is sharp; and the digits, like the months, start in order along one direction.
+    """
+    for stack in (model.encoder, model.decoder):
+        stack.rel_bias.weight.normal_(std=0.5)
+        for head, back in enumerate((1, 2, 3)):
+            stack.rel_bias.weight[back, head] += 6.0
+    line = F.normalize(torch.randn(model.config.d_model), dim=0)
+    for i in range(10):
+        for piece in (f"▁{i}", str(i)):
+            model.shared.weight[tokenizer.sp.piece_to_id(piece)] += (i - 4.5) * line
+    for i, month in enumerate(MONTHS):
+        model.shared.weight[tokenizer.sp.piece_to_id(f"▁{month}")] += 0.8 * (i - 5.5) * line
+
+
+class Curriculum:
+    """What is taught now: each part grows when it is mastered, and the next begins when the one before it is.
+
+    copy: most pieces; dates: level of data.DATE_LEVELS; facts: most facts of a context.
+    """
+
+    def __init__(self, skip=()):
+        self.size = {"copy": 4, "dates": 0, "facts": 1}
+        self.score = {"copy": 0.0, "dates": 0.0, "facts": 0.0}  # running accuracy at the present size
+        self.skip = list(skip)  # parts left out, for the ablation
+
+    def shares(self):
+        copied = "copy" in self.skip or (self.size["copy"] >= 20 and self.score["copy"] > 0.9)
+        dated = "dates" in self.skip or (self.size["dates"] == 4 and self.score["dates"] > 0.95)
+        share = {"copy": 0.08 if copied else 0.7, "dates": 0.1 if dated else 0.4 if copied else 0.3}
+        share = {part: 0.0 if part in self.skip else p for part, p in share.items()}
+        return share | {"facts": 1 - sum(share.values()) if copied else 0.0}
+
+    def update(self, part, accuracy):
+        bar, most, more = {"copy": (0.9, 30, 4), "dates": (0.9, 4, 1), "facts": (0.85, 20, 1)}[part]
+        self.score[part] += 0.05 * (accuracy - self.score[part])
+        if self.score[part] > bar and self.size[part] < most:
+            self.size[part] = min(most, self.size[part] + more)
+            self.score[part] -= 0.1
+
+
+def draw_tasks(rng, tokenizer, part, size, max_pieces):
+    """One batch of tasks of the same kind, at most max_pieces source positions after padding -> (tasks, at full size?)"""
+    names, full = Names(rng, "train"), size == 0 or rng.random() < 0.7
+    if part == "copy":
+        make = lambda: copy_task(rng, names, tokenizer, size)
+    elif part == "dates":
+        level = size if full else rng.randint(0, size)
+        make = lambda: date_task(rng, names, tokenizer, level)
+    else:
+        level = "l3" if size > 1 and rng.random() < 0.4 else "l2"
+        k = size if full else rng.randint(1 if level == "l2" else 2, size)
+        make = lambda: fact_task(rng, names, tokenizer, k, level)
+    tasks, longest = [], 0
+    while True:
+        task = make()
+        longest = max(longest, len(task.ids) + 1)
+        if tasks and (len(tasks) + 1) * longest > max_pieces:
+            return tasks, full
+        tasks.append(task)
+
+
+def pretrain_step(model, heads, optimizer, tasks, args):
+    """One optimizer step on the answers and on the labels of the source pieces -> losses and accuracies
+
+    The labels make the choice among facts learnable: from the answer alone, a wrong choice costs too little to be
+    noticed. Each is read where it leaves blocks for what builds on it: dates compared after block n - 2, facts judged
+    after block n - 1, the answer marked after the last. Read after the last block, the comparisons are learned there,
+    and the choice never is.
+    """
+    device = model.shared.weight.device
+    ids, mask = (x.to(device) for x in pad([task.ids + [EOS] for task in tasks]))
+    labels = pad([task.target + [EOS] for task in tasks], value=-100)[0].to(device)  # (B, T)
+    dates, facts, flags = (  # (B, S); the EOS of the source has no label
+        pad([getattr(task, name) + [-100] for task in tasks], value=-100)[0].to(device)
+        for name in ("dates", "facts", "flags")
+    )
+    with autocast(device, args.dtype):
+        memory = model.encode(ids, mask, taps=(taps := []))  # (B, S, D)
+        logits = model.logits(model.decode(shift_right(labels), memory, mask))  # (B, T, V)
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+    states = {"dates": taps[-3], "facts": taps[-2], "flags": memory}
+    aux, guess = 0.0, {}
+    for name, target in (("dates", dates), ("facts", facts), ("flags", flags)):
+        known = target >= 0
+        if known.any() and (name != "flags" or (target > 0).any()):
+            h = states[name][known].float()  # (labelled pieces, D)
+            guess[name] = heads[name](F.rms_norm(h, h.shape[-1:]))
+            aux = aux + (3 if name == "flags" else 1) * F.cross_entropy(guess[name], target[known])
+    (loss + aux).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+    optimizer.step()
+    optimizer.zero_grad()
+    right = (logits.argmax(-1) == labels) | (labels < 0)  # (B, T)
+    row = {
+        "loss": loss.item(),
+        "em": right.all(1).float().mean().item(),
+        "pieces": right[labels >= 0].float().mean().item(),
+    }
+    for name, target in (("dates", dates), ("facts", facts), ("flags", flags)):
+        if name in guess:
+            hit = guess[name].argmax(-1) == target[target >= 0]
+            row[name] = (hit if name != "flags" else hit[target[target >= 0] > 0]).float().mean().item()
+    return row
+
+
+def pretrain(args):
+    """Train the tiny T5 from nothing, on generated tasks of growing difficulty; `args.out` gets 16-bit weights."""
+    device = pick_device(args.device)
+    torch.manual_seed(args.seed)
+    out, state = open_run(args)
+    tokenizer = Tokenizer(model_dir("tiny"))
+    model = T5(read_config(model_dir("tiny") / "config.json"))
+    model.set_dropout(0.0)
+    start_pretraining(model, tokenizer)
+    d = model.config.d_model
+    heads = nn.ModuleDict({"dates": nn.Linear(d, 3), "facts": nn.Linear(d, 3), "flags": nn.Linear(d, 4)})  # not kept
+    model, heads, curriculum, step = model.to(device), heads.to(device), Curriculum(args.skip), 0
+    # T5 starts the queries tiny, in place of dividing by sqrt(d_kv), and AdamW moves every weight by the learning rate
+    rates = {"q.weight": 0.1, "rel_bias.weight": 10.0}
+    groups = {rate: [] for rate in (1.0, *rates.values())}
+    for name, p in [*model.named_parameters(), *heads.named_parameters()]:
+        groups[next((rate for end, rate in rates.items() if name.endswith(end)), 1.0)].append(p)
+    model.time_embedding.weight.requires_grad_(False)  # no marks here: stage 1 starts from a time embedding of zeros
+    optimizer = torch.optim.AdamW(
+        [{"params": p, "rate": r} for r, p in groups.items()],
+        lr=args.lr,
+        betas=(0.9, 0.98),
+        weight_decay=args.weight_decay,
+        fused=True,
+    )
+    if state:
+        model.load_state_dict(state["model"])
+        heads.load_state_dict(state["heads"])
+        optimizer.load_state_dict(state["optimizer"])
+        vars(curriculum).update(state["curriculum"])
+        step = state["step"]
+
+    def save():
+        model.save_pretrained(out, dtype=torch.float16)
+        tokenizer.save(out)
+        save_trainer(out, model, optimizer, step, heads=heads.state_dict(), curriculum=vars(curriculum))
+
+    bar = tqdm(total=args.steps, initial=step, unit="step", disable=None)
+    seen, begun, saved = {}, time.time(), time.time()
+    with interruptible(lambda: f"step {step} of {args.steps}"):
+        while step < args.steps:
+            rng = random.Random(f"pretrain {args.seed} {step}")  # the batch depends on (seed, step, curriculum) alone
+            shares = curriculum.shares()
+            part = rng.choices(list(shares), list(shares.values()))[0]
+            tasks, full = draw_tasks(rng, tokenizer, part, curriculum.size[part], args.max_pieces)
+            for group in optimizer.param_groups:
+                group["lr"] = args.lr * group["rate"] * schedule(step, args.steps, args.warmup)
+            row = pretrain_step(model, heads, optimizer, tasks, args)
+            if not math.isfinite(row["loss"]):
+                raise UserError(
+                    f"the loss is {row['loss']} at step {step + 1}; lower --lr; the last good state is in {out}"
+                )
+            step += 1
+            if full:
+                curriculum.update(part, row[{"copy": "pieces", "dates": "dates", "facts": "em"}[part]])
+            for key in row:
+                seen.setdefault(f"{part}_{key}", []).append(row[key])
+            bar.update()
+            bar.set_postfix({p: f"{curriculum.size[p]}/{curriculum.score[p]:.2f}" for p in curriculum.size})
+            if step % args.log_every == 0:
+                means = {key: round(sum(x) / len(x), 4) for key, x in sorted(seen.items())}
+                log_metrics(
+                    out,
+                    step=step,
+                    seconds=round(time.time() - begun),
+                    **means,
+                    **{f"{p}_size": n for p, n in curriculum.size.items()},
+                )
+                seen = {}
+            if time.time() - saved > args.save_minutes * 60 or step == args.steps:
+                save()
+                saved = time.time()
+    bar.close()
+    print(
+        f"the weights are in {out}, in 16 bits; copy config.json and model.safetensors to assets/tiny-t5 to bundle them"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 # command line
 
+PRETRAIN = {"lr": 1e-3, "warmup": 100, "log_every": 100, "out": "runs/pretrain"}
 PAPER = {"lr": 5e-6, "batch_size": 8, "epochs": 6, "window": 10, "tagger": "ner", "warmup": 0, "max_source": 512}
 EXAMPLES = """examples:
   python tsqa.py --stage sft
@@ -1015,7 +1223,9 @@ def parse_args(argv=None):
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("--stage", choices=("sft", "ask"), default="sft", help="what to do (default: %(default)s)")
+    p.add_argument(
+        "--stage", choices=("sft", "pretrain", "ask"), default="sft", help="what to do (default: %(default)s)"
+    )
     p.add_argument("--paper", action="store_true", help="the paper's hyper-parameters, window and tagger as defaults")
     add = p.add_argument_group("model").add_argument
     add(
@@ -1119,10 +1329,31 @@ def parse_args(argv=None):
         default=10,
         help="steps between lines of metrics.jsonl (default: %(default)s)",
     )
+    add = p.add_argument_group("pretrain").add_argument
+    add(
+        "--steps",
+        type=number(int, 1, 10**9),
+        default=10000,
+        help="optimizer steps of --stage pretrain (default: %(default)s)",
+    )
+    add(
+        "--max-pieces",
+        type=number(int, 512, 10**9),
+        default=4000,
+        help="source pieces of a step (default: %(default)s)",
+    )
+    add(
+        "--skip",
+        nargs="*",
+        choices=("copy", "dates"),
+        default=[],
+        help="parts of the curriculum to leave out, for the ablation",
+    )
     add = p.add_argument_group("ask").add_argument
     add("--question", help="the question of --stage ask")
     add("--context", help="its text, or a file that holds it")
-    p.set_defaults(**(PAPER if "--paper" in (sys.argv[1:] if argv is None else argv) else {}))
+    known, _ = p.parse_known_args(argv)
+    p.set_defaults(**(PAPER if known.paper else {}), **(PRETRAIN if known.stage == "pretrain" else {}))
     args = p.parse_args(argv)
     mini = args.data == "mini"
     args.setting = args.setting or ("mix" if mini else "reason")
@@ -1134,8 +1365,8 @@ def parse_args(argv=None):
 
 def main(argv=None):
     args = parse_args(argv)
-    if args.stage == "sft":
-        return sft(args)
+    if args.stage != "ask":
+        return sft(args) if args.stage == "sft" else pretrain(args)
     context = args.context
     if len(context) < 1000 and Path(context).is_file():
         context = " ".join(Path(context).read_text(encoding="utf-8").split())
