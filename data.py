@@ -58,6 +58,15 @@ def run(main):
         sys.exit(130)
 
 
+class Help(argparse.RawDescriptionHelpFormatter):
+    """argparse help that shows each default behind its flag."""
+
+    def _get_help_string(self, action):
+        told = action.default is None or action.default in ([], argparse.SUPPRESS) or isinstance(action.default, bool)
+        shown = not told and "%(default)" not in action.help
+        return action.help + (" (default: %(default)s)" if shown else "")
+
+
 def write_atomic(path, content):
     """Writes str (as UTF-8) or bytes beside `path`, flushes, then renames: nobody ever sees half a file."""
     path = Path(path)

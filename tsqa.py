@@ -11,6 +11,7 @@ References
 
 import argparse
 import contextlib
+import functools
 import io
 import itertools
 import json
@@ -35,6 +36,7 @@ from data import (
     MONTHS,
     PAD,
     Example,
+    Help,
     Names,
     TimeTagger,
     Tokenizer,
@@ -1218,137 +1220,48 @@ def number(kind, low, high=math.inf):
 
 
 def parse_args(argv=None):
-    p = argparse.ArgumentParser(
-        description="Train a T5 with the temporal embedding (stage 1), or ask it a question.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    p.add_argument(
-        "--stage", choices=("sft", "pretrain", "ask"), default="sft", help="what to do (default: %(default)s)"
-    )
+    about = "Train a T5 with the temporal embedding (stage 1), pretrain the tiny one, or ask a question."
+    p = argparse.ArgumentParser(description=about, epilog=EXAMPLES, formatter_class=Help)
+    whole, real, choice = functools.partial(number, int), functools.partial(number, float), ("rules", "ner", "both")
+    p.add_argument("--stage", choices=("sft", "pretrain", "ask"), default="sft", help="what to do")
     p.add_argument("--paper", action="store_true", help="the paper's hyper-parameters, window and tagger as defaults")
     add = p.add_argument_group("model").add_argument
-    add(
-        "--model",
-        default="tiny",
-        help="tiny, a directory, or a hub id such as google-t5/t5-base (default: %(default)s)",
-    )
+    add("--model", default="tiny", help="tiny, a directory, or a hub id such as google-t5/t5-base")
     add("--no-time", action="store_true", help="without the temporal embedding (the paper's T5-SFT)")
-    add(
-        "--window",
-        type=number(int, 0, 10**6),
-        default=10,
-        help="L of (5): pieces marked on each side (default: %(default)s)",
-    )
-    add(
-        "--tagger",
-        choices=("rules", "ner", "both"),
-        default="rules",
-        help="finder of time expressions (default: %(default)s)",
-    )
-    add("--spacy-model", default="en_core_web_sm", help="spaCy model of --tagger ner and both (default: %(default)s)")
+    add("--window", type=whole(0, 10**6), default=10, help="L of (5): pieces marked on each side of a time")
+    add("--tagger", choices=choice, default="rules", help="finder of time expressions")
+    add("--spacy-model", default="en_core_web_sm", help="spaCy model of --tagger ner and both")
     add("--device", help="cpu, cuda or cuda:1 (default: cuda if there is one, else cpu)")
-    add(
-        "--dtype",
-        choices=("auto", "float32", "bfloat16"),
-        default="auto",
-        help="auto: bfloat16 autocast where the chip is fast at it (default)",
-    )
+    add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="auto: bfloat16 where it is fast")
     add = p.add_argument_group("data").add_argument
-    add(
-        "--data",
-        choices=BENCHES,
-        default="mini",
-        help=f"one of {', '.join(BENCHES)} (default: %(default)s)",
-        metavar="NAME",
-    )
-    add(
-        "--setting",
-        choices=("reason", "obqa", "mix"),
-        help="facts, free text, or both, mini only (default: mix for mini, else reason)",
-    )
+    add("--data", choices=BENCHES, default="mini", metavar="NAME", help=f"one of {', '.join(BENCHES)}")
+    add("--setting", choices=("reason", "obqa", "mix"), help="facts, prose, or (mini) both (default: mix, else reason)")
     add("--data-dir", metavar="DIR", help="folder of the official files (default: the download cache)")
-    add(
-        "--passages",
-        choices=("relevant", "first"),
-        default="relevant",
-        help="what is kept of a text that is too long (default: %(default)s)",
-    )
-    add(
-        "--max-source",
-        type=number(int, 32, 10**6),
-        default=1024,
-        help="pieces of question and context (default: %(default)s)",
-    )
-    add("--max-target", type=number(int, 2, 10**4), default=64, help="pieces of an answer (default: %(default)s)")
-    add("--n-train", type=number(int, 1, 10**9), help="training questions (default: all of the file; mini: 6000)")
-    add("--n-dev", type=number(int, 1, 10**9), help="dev questions (default: all of the file; mini: 300)")
+    add("--passages", choices=("relevant", "first"), default="relevant", help="what is kept of a text that is too long")
+    add("--max-source", type=whole(32, 10**6), default=1024, help="pieces of question and context")
+    add("--max-target", type=whole(2, 10**4), default=64, help="pieces of an answer")
+    add("--n-train", type=whole(1, 10**9), help="training questions (default: all of the file; mini: 6000)")
+    add("--n-dev", type=whole(1, 10**9), help="dev questions (default: all of the file; mini: 300)")
     add = p.add_argument_group("training").add_argument
-    add("--lr", type=number(float, 0, 10), default=5e-4, help="peak learning rate of AdamW (default: %(default)s)")
-    add(
-        "--warmup",
-        type=number(int, 0, 10**9),
-        default=50,
-        help="steps of linear warm-up, then linear decay (default: %(default)s)",
-    )
-    add(
-        "--batch-size",
-        type=number(int, 1, 10**6),
-        default=32,
-        help="questions of an optimizer step (default: %(default)s)",
-    )
-    add(
-        "--accum",
-        type=number(int, 1, 10**6),
-        default=1,
-        help="forward passes that share a step, to save memory (default: %(default)s)",
-    )
-    add(
-        "--epochs",
-        type=number(int, 1, 10**6),
-        default=2,
-        help="passes over the training questions (default: %(default)s)",
-    )
-    add("--dropout", type=number(float, 0, 0.99), default=0.0, help="T5's six dropouts (default: %(default)s)")
-    add("--weight-decay", type=number(float, 0, 10), default=0.0, help="of AdamW (default: %(default)s)")
-    add("--clip", type=number(float, 1e-9, 1e9), default=1.0, help="largest gradient norm (default: %(default)s)")
-    add("--seed", type=number(int, 0, 2**31), default=0, help="of data, order and dropout (default: %(default)s)")
+    add("--lr", type=real(0, 10), default=5e-4, help="peak learning rate of AdamW")
+    add("--warmup", type=whole(0, 10**9), default=50, help="steps of linear warm-up, then linear decay")
+    add("--batch-size", type=whole(1, 10**6), default=32, help="questions of an optimizer step")
+    add("--accum", type=whole(1, 10**6), default=1, help="forward passes that share a step, to save memory")
+    add("--epochs", type=whole(1, 10**6), default=2, help="passes over the training questions")
+    add("--dropout", type=real(0, 0.99), default=0.0, help="T5's six dropouts")
+    add("--weight-decay", type=real(0, 10), default=0.0, help="of AdamW")
+    add("--clip", type=real(1e-9, 1e9), default=1.0, help="largest gradient norm")
+    add("--seed", type=whole(0, 2**31), default=0, help="of data, order and dropout")
     add = p.add_argument_group("run").add_argument
-    add("--out", metavar="DIR", default="runs/sft", help="run directory (default: %(default)s)")
+    add("--out", metavar="DIR", default="runs/sft", help="run directory")
     add("--resume", action="store_true", help="go on with an interrupted run of the same arguments")
     add("--overwrite", action="store_true", help="replace another run in --out")
-    add(
-        "--save-minutes",
-        type=number(float, 0, 10**6),
-        default=2,
-        help="between states for --resume (default: %(default)s)",
-    )
-    add(
-        "--log-every",
-        type=number(int, 1, 10**9),
-        default=10,
-        help="steps between lines of metrics.jsonl (default: %(default)s)",
-    )
+    add("--save-minutes", type=real(0, 10**6), default=2, help="between states for --resume")
+    add("--log-every", type=whole(1, 10**9), default=10, help="steps between lines of metrics.jsonl")
     add = p.add_argument_group("pretrain").add_argument
-    add(
-        "--steps",
-        type=number(int, 1, 10**9),
-        default=10000,
-        help="optimizer steps of --stage pretrain (default: %(default)s)",
-    )
-    add(
-        "--max-pieces",
-        type=number(int, 512, 10**9),
-        default=4000,
-        help="source pieces of a step (default: %(default)s)",
-    )
-    add(
-        "--skip",
-        nargs="*",
-        choices=("copy", "dates"),
-        default=[],
-        help="parts of the curriculum to leave out, for the ablation",
-    )
+    add("--steps", type=whole(1, 10**9), default=10000, help="optimizer steps")
+    add("--max-pieces", type=whole(512, 10**9), default=4000, help="source pieces of a step")
+    add("--skip", nargs="*", choices=("copy", "dates"), default=[], help="parts of the curriculum to leave out")
     add = p.add_argument_group("ask").add_argument
     add("--question", help="the question of --stage ask")
     add("--context", help="its text, or a file that holds it")
