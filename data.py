@@ -1320,25 +1320,26 @@ DATE_LEVELS = [
 
 
 class Task:
-    """One pretraining example in the making: source ids with three labels a piece, and what the decoder has to write.
+    """One pretraining example in the making: source ids with four labels a piece, and what the decoder has to write.
 
-    dates: at the last piece of a date, 0/1/2 = before/at/after the time asked about. facts: at the full stop of a fact,
-    1 = it answers, 0 or 2 = it does not, by its side. flags: 1 = answer, 2 = the answer that the question names, 3 =
-    another answer, 0 = anything else. No label: -100.
+    named: at the answers in the facts, 1 = the question names it, 0 = it does not. dates: at the last piece of a date,
+    0/1/2 = before/at/after the time asked about. facts: at the full stop of a fact, 1 = it answers, 0 or 2 = it does
+    not, by its side. golds: at the answers, 1 = right, 0 = wrong. No label: -100.
     """
 
     def __init__(self, tokenizer):
         self.tokenizer, self.ids, self.target = tokenizer, [], []
-        self.dates, self.facts, self.flags = [], [], []
+        self.named, self.dates, self.facts, self.golds = [], [], [], []
 
     def put(self, text, **labels):
         self.put_ids(self.tokenizer.pieces(text), **labels)
 
-    def put_ids(self, ids, flag=0, date=-100, fact=-100):
+    def put_ids(self, ids, named=-100, date=-100, fact=-100, gold=-100):
         self.ids += ids
-        self.flags += [flag] * len(ids)
+        self.named += [named] * len(ids)
         self.dates += [-100] * (len(ids) - 1) + [date]
         self.facts += [-100] * (len(ids) - 1) + [fact]
+        self.golds += [gold] * len(ids)
 
 
 def copy_task(rng, names, tokenizer, n):
@@ -1411,7 +1412,9 @@ def fact_task(rng, names, tokenizer, k, level):
             if part == "{o}" and gap:
                 task.put_ids([tokenizer.sentinel(0)])
             elif part == "{o}":
-                task.put(fact.object, flag=1 if fact.object in golds else 2 if fact is known else 3)
+                task.put(
+                    fact.object, named=-100 if known is None else int(fact is known), gold=int(fact.object in golds)
+                )
             elif part.strip():
                 task.put(fact.subject if part == "{s}" else part.strip())
 

@@ -1019,26 +1019,30 @@ def start_pretraining(model, tokenizer):
         model.shared.weight[tokenizer.sp.piece_to_id(f"▁{month}")] += 0.8 * (i - 5.5) * line
 
 
+LABELS = {"named": 2, "dates": 3, "facts": 3, "golds": 2}  # labels of data.Task, and their classes
+
+
 class Curriculum:
     """What is taught now: each part grows when it is mastered, and the next begins when the one before it is.
 
-    copy: most pieces; dates: level of data.DATE_LEVELS; facts: most facts of a context.
+    copy: most pieces; dates: level of data.DATE_LEVELS; l2 and l3: most facts of a context.
     """
 
     def __init__(self, skip=()):
-        self.size = {"copy": 4, "dates": 0, "facts": 1}
-        self.score = {"copy": 0.0, "dates": 0.0, "facts": 0.0}  # running accuracy at the present size
+        self.size = {"copy": 4, "dates": 0, "l2": 1, "l3": 2}
+        self.score = dict.fromkeys(self.size, 0.0)  # running accuracy at the present size
         self.skip = list(skip)  # parts left out, for the ablation
 
     def shares(self):
         copied = "copy" in self.skip or (self.size["copy"] >= 20 and self.score["copy"] > 0.9)
-        dated = "dates" in self.skip or (self.size["dates"] == 4 and self.score["dates"] > 0.95)
-        share = {"copy": 0.08 if copied else 0.7, "dates": 0.1 if dated else 0.4 if copied else 0.3}
+        dated = self.size["dates"] == 4 and self.score["dates"] > 0.95
+        share = {"copy": 0.05 if copied else 0.7, "dates": 0.05 if dated else 0.3}
         share = {part: 0.0 if part in self.skip else p for part, p in share.items()}
-        return share | {"facts": 1 - sum(share.values()) if copied else 0.0}
+        rest = 1 - sum(share.values()) if copied else 0.0
+        return share | {"l2": rest / 2, "l3": rest / 2}
 
     def update(self, part, accuracy):
-        bar, most, more = {"copy": (0.9, 30, 4), "dates": (0.9, 4, 1), "facts": (0.85, 20, 1)}[part]
+        bar, most, more = {"copy": (0.9, 30, 4), "dates": (0.9, 4, 1)}.get(part, (0.85, 20, 1))
         self.score[part] += 0.05 * (accuracy - self.score[part])
         if self.score[part] > bar and self.size[part] < most:
             self.size[part] = min(most, self.size[part] + more)
@@ -1054,9 +1058,8 @@ def draw_tasks(rng, tokenizer, part, size, max_pieces):
         level = size if full else rng.randint(0, size)
         make = lambda: date_task(rng, names, tokenizer, level)
     else:
-        level = "l3" if size > 1 and rng.random() < 0.4 else "l2"
-        k = size if full else rng.randint(1 if level == "l2" else 2, size)
-        make = lambda: fact_task(rng, names, tokenizer, k, level)
+        k = size if full else rng.randint(1 if part == "l2" else 2, size)
+        make = lambda: fact_task(rng, names, tokenizer, k, part)
     tasks, longest = [], 0
     while True:
         task = make()
@@ -1070,29 +1073,26 @@ def pretrain_step(model, heads, optimizer, tasks, args):
     """One optimizer step on the answers and on the labels of the source pieces -> losses and accuracies
 
     The labels make the choice among facts learnable: from the answer alone, a wrong choice costs too little to be
-    noticed. Each is read where it leaves blocks for what builds on it: dates compared after block n - 2, facts judged
-    after block n - 1, the answer marked after the last. Read after the last block, the comparisons are learned there,
-    and the choice never is.
+    noticed. Each is read where it leaves blocks for what builds on it: the answer that the question names after block
+    n - 3, dates compared after n - 2, facts judged after n - 1, the right answer after the last. With all of them read
+    after the last block, the comparisons are learned there, and the choice never is.
     """
     device = model.shared.weight.device
     ids, mask = (x.to(device) for x in pad([task.ids + [EOS] for task in tasks]))
     labels = pad([task.target + [EOS] for task in tasks], value=-100)[0].to(device)  # (B, T)
-    dates, facts, flags = (  # (B, S); the EOS of the source has no label
-        pad([getattr(task, name) + [-100] for task in tasks], value=-100)[0].to(device)
-        for name in ("dates", "facts", "flags")
-    )
+    told = {  # (B, S) each; the EOS of the source has no label
+        name: pad([getattr(task, name) + [-100] for task in tasks], value=-100)[0].to(device) for name in LABELS
+    }
     with autocast(device, args.dtype):
         memory = model.encode(ids, mask, taps=(taps := []))  # (B, S, D)
         logits = model.logits(model.decode(shift_right(labels), memory, mask))  # (B, T, V)
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
-    states = {"dates": taps[-3], "facts": taps[-2], "flags": memory}
-    aux, guess = 0.0, {}
-    for name, target in (("dates", dates), ("facts", facts), ("flags", flags)):
-        known = target >= 0
-        if known.any() and (name != "flags" or (target > 0).any()):
+    aux, guess, states = 0.0, {}, dict(zip(LABELS, [*taps[-4:-1], memory], strict=True))
+    for name, target in told.items():
+        if (known := target >= 0).any():
             h = states[name][known].float()  # (labelled pieces, D)
             guess[name] = heads[name](F.rms_norm(h, h.shape[-1:]))
-            aux = aux + (3 if name == "flags" else 1) * F.cross_entropy(guess[name], target[known])
+            aux = aux + F.cross_entropy(guess[name], target[known])
     (loss + aux).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
     optimizer.step()
@@ -1103,10 +1103,8 @@ def pretrain_step(model, heads, optimizer, tasks, args):
         "em": right.all(1).float().mean().item(),
         "pieces": right[labels >= 0].float().mean().item(),
     }
-    for name, target in (("dates", dates), ("facts", facts), ("flags", flags)):
-        if name in guess:
-            hit = guess[name].argmax(-1) == target[target >= 0]
-            row[name] = (hit if name != "flags" else hit[target[target >= 0] > 0]).float().mean().item()
+    for name, scores in guess.items():
+        row[name] = (scores.argmax(-1) == told[name][told[name] >= 0]).float().mean().item()
     return row
 
 
@@ -1120,7 +1118,7 @@ def pretrain(args):
     model.set_dropout(0.0)
     start_pretraining(model, tokenizer)
     d = model.config.d_model
-    heads = nn.ModuleDict({"dates": nn.Linear(d, 3), "facts": nn.Linear(d, 3), "flags": nn.Linear(d, 4)})  # not kept
+    heads = nn.ModuleDict({name: nn.Linear(d, classes) for name, classes in LABELS.items()})  # not kept
     model, heads, curriculum, step = model.to(device), heads.to(device), Curriculum(args.skip), 0
     # T5 starts the queries tiny, in place of dividing by sqrt(d_kv), and AdamW moves every weight by the learning rate
     rates = {"q.weight": 0.1, "rel_bias.weight": 10.0}
@@ -1164,7 +1162,7 @@ def pretrain(args):
                 )
             step += 1
             if full:
-                curriculum.update(part, row[{"copy": "pieces", "dates": "dates", "facts": "em"}[part]])
+                curriculum.update(part, row[{"copy": "pieces", "dates": "dates"}.get(part, "em")])
             for key in row:
                 seen.setdefault(f"{part}_{key}", []).append(row[key])
             bar.update()
