@@ -126,7 +126,7 @@ def test_heads_that_look_back_and_digits_in_order(tokenizer):
         bias = stack.position_bias(9, 9, "cpu")[0]  # (H, T, S)
         for head, back in enumerate((1, 2, 3)):
             assert (bias[head, 4:].argmax(-1) == torch.arange(4, 9) - back).all()
-    moved = model.shared.weight - before
+    moved = model.shared.weight.detach() - before.detach()
     digits = moved[[tokenizer.sp.piece_to_id(str(i)) for i in range(10)]]
     assert digits[9].norm() == pytest.approx(4.5, rel=1e-4)
     for i in range(10):  # evenly along one line
