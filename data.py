@@ -955,6 +955,16 @@ class Names:
             ):
                 return name
 
+    def several(self, kind, n):
+        """n different names of a kind, with one country and ascending ordinals: the answers of one question."""
+        home, number, out = self.draw("country"), self.rng.randint(1, 50), []
+        while len(out) < n:
+            number += 1
+            name = self.draw(kind, home, number if kind == "position" else self.rng.randint(1, 12))
+            if name not in out:
+                out.append(name)
+        return out
+
 
 def ordinal(n):
     """1 -> 1st, 12 -> 12th"""
@@ -1013,12 +1023,8 @@ def facts_of(rng, names, relation, n, subject=None, begin=None):
     """n facts of one (subject, relation) with different answers, in order of time."""
     _, subject_kind, kind, _, _ = RELATIONS[relation]
     subject = subject or names.draw(subject_kind, number=rng.randint(1, 12))
-    home, number, intervals, objects = names.draw("country"), rng.randint(1, 50), timeline(rng, n, begin), []
-    while len(objects) < len(intervals):
-        number += 1
-        o = names.draw(kind, home, number if kind == "position" else rng.randint(1, 12))
-        if o not in objects:
-            objects.append(o)
+    intervals = timeline(rng, n, begin)
+    objects = names.several(kind, len(intervals))
     return [Fact(subject, relation, o, *span) for o, span in zip(objects, intervals)]
 
 
@@ -1386,6 +1392,23 @@ def date_task(rng, names, tokenizer, level):
         task.put(format_month(month), date=(month > asked) - (month < asked) + 1)
         if rng.random() < 0.3:
             task.put_ids(tokenizer.glue("."))
+    task.target = [tokenizer.sentinel(0)]
+    return task
+
+
+def match_task(rng, names, tokenizer, n):
+    """Up to n names of one kind after a first one: which of them are the same?"""
+    relation = rng.choices(list(RELATIONS), [r[0] for r in RELATIONS.values()])[0]
+    task, pool = Task(tokenizer), names.several(RELATIONS[relation][2], n)
+    asked = rng.choice(pool)
+    task.put(f"{rng.choice(('After', 'Before'))} {asked}")
+    task.put_ids([*tokenizer.glue(","), tokenizer.sentinel(0), *tokenizer.glue(".")])
+    task.put("context:")
+    for name in pool:
+        task.put(name, named=int(name == asked))
+        if rng.random() < 0.5:
+            task.put(rng.choice(("from", "to", "in", "on")) + f" {format_month(rng.randint(12 * 1000, OPEN_END))}")
+        task.put_ids(tokenizer.glue("."))
     task.target = [tokenizer.sentinel(0)]
     return task
 

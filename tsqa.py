@@ -47,6 +47,7 @@ from data import (
     date_task,
     download,
     fact_task,
+    match_task,
     pad,
     run,
     select_passages,
@@ -1025,24 +1026,26 @@ LABELS = {"named": 2, "dates": 3, "facts": 3, "golds": 2}  # labels of data.Task
 class Curriculum:
     """What is taught now: each part grows when it is mastered, and the next begins when the one before it is.
 
-    copy: most pieces; dates: level of data.DATE_LEVELS; l2 and l3: most facts of a context.
+    copy: most pieces; dates: level of data.DATE_LEVELS; match: most names; l2 and l3: most facts of a context.
     """
 
     def __init__(self, skip=()):
-        self.size = {"copy": 4, "dates": 0, "l2": 1, "l3": 2}
+        self.size = {"copy": 4, "dates": 0, "match": 2, "l2": 1, "l3": 2}
         self.score = dict.fromkeys(self.size, 0.0)  # running accuracy at the present size
         self.skip = list(skip)  # parts left out, for the ablation
 
     def shares(self):
         copied = "copy" in self.skip or (self.size["copy"] >= 20 and self.score["copy"] > 0.9)
         dated = self.size["dates"] == 4 and self.score["dates"] > 0.95
-        share = {"copy": 0.05 if copied else 0.7, "dates": 0.05 if dated else 0.3}
+        matched = self.size["match"] == 12 and self.score["match"] > 0.95
+        share = {"copy": 0.05 if copied else 0.5, "dates": 0.05 if dated else 0.25, "match": 0.05 if matched else 0.25}
         share = {part: 0.0 if part in self.skip else p for part, p in share.items()}
         rest = 1 - sum(share.values()) if copied else 0.0
         return share | {"l2": rest / 2, "l3": rest / 2}
 
     def update(self, part, accuracy):
-        bar, most, more = {"copy": (0.9, 30, 4), "dates": (0.9, 4, 1)}.get(part, (0.85, 20, 1))
+        targets = {"copy": (0.9, 30, 4), "dates": (0.9, 4, 1), "match": (0.9, 12, 1)}
+        bar, most, more = targets.get(part, (0.85, 20, 1))
         self.score[part] += 0.05 * (accuracy - self.score[part])
         if self.score[part] > bar and self.size[part] < most:
             self.size[part] = min(most, self.size[part] + more)
@@ -1057,6 +1060,8 @@ def draw_tasks(rng, tokenizer, part, size, max_pieces):
     elif part == "dates":
         level = size if full else rng.randint(0, size)
         make = lambda: date_task(rng, names, tokenizer, level)
+    elif part == "match":
+        make = lambda: match_task(rng, names, tokenizer, size if full else rng.randint(2, size))
     else:
         k = size if full else rng.randint(1 if part == "l2" else 2, size)
         make = lambda: fact_task(rng, names, tokenizer, k, part)
@@ -1162,7 +1167,7 @@ def pretrain(args):
                 )
             step += 1
             if full:
-                curriculum.update(part, row[{"copy": "pieces", "dates": "dates"}.get(part, "em")])
+                curriculum.update(part, row[{"copy": "pieces", "dates": "dates", "match": "named"}.get(part, "em")])
             for key in row:
                 seen.setdefault(f"{part}_{key}", []).append(row[key])
             bar.update()
@@ -1259,7 +1264,9 @@ def parse_args(argv=None):
     add = p.add_argument_group("pretrain").add_argument
     add("--steps", type=whole(1, 10**9), default=10000, help="optimizer steps")
     add("--max-pieces", type=whole(512, 10**9), default=4000, help="source pieces of a step")
-    add("--skip", nargs="*", choices=("copy", "dates"), default=[], help="parts of the curriculum to leave out")
+    add(
+        "--skip", nargs="*", choices=("copy", "dates", "match"), default=[], help="parts of the curriculum to leave out"
+    )
     add = p.add_argument_group("ask").add_argument
     add("--question", help="the question of --stage ask")
     add("--context", help="its text, or a file that holds it")
