@@ -1,4 +1,4 @@
-"""Reads and prepares the data: facts, examples, TempReason, TimeQA, passages, batches."""
+"""The data: facts, TempReason, TimeQA, passages, batches, time tagger, tokenizer, `mini`, negatives, pretraining tasks."""
 
 import argparse
 import calendar
@@ -395,7 +395,7 @@ def find_data(data_dir, name, split):
             if candidate.is_file():
                 return candidate
     if source == "tempreason":
-        base = os.environ.get("TSQA_HUB", HUB).rstrip("/") + "/datasets/tonytan48/TempReason/resolve/main"
+        base = os.environ.get("TSQA_HUB") or HUB.rstrip("/") + "/datasets/tonytan48/TempReason/resolve/main"
     else:
         base, file = os.environ.get("TSQA_TIMEQA", TIMEQA).rstrip("/"), f"{file}.gzip"
     target = cache_dir() / file
@@ -820,7 +820,7 @@ class Tokenizer:
 
     def decode(self, ids):
         """Text up to the first EOS; ids without a text (padding, sentinels, unused rows) are left out."""
-        ids = list(ids)
+        ids = [int(i) for i in ids]  # a row of a tensor too
         ids = ids[: ids.index(EOS)] if EOS in ids else ids
         return self.sp.decode([i for i in ids if UNK < i < self.size]).strip()
 
@@ -1290,7 +1290,7 @@ def negatives(example, kind="both", n=4, index=None, rng=0):
     spans = spans or [time] * bool(time)
     inner = time and (time if time[0] == time[1] else (time[0] + 1, time[1] - 1))  # L3: back to back is apart
     now = [f.object for f in own if not time or _meets(span(f), [inner])]
-    remote = example.remote + [f.object for f in own if f.object not in now]
+    remote = [x for x in (*example.remote, *(f.object for f in own)) if x not in now]
     proximal = [f.object for f in facts if key(f) != asked and _meets(span(f), spans)]
     if not re.search(rf" from {_MONTH} to {_MONTH}\.", example.context):  # prose
         known = [example.question, *_NAME.findall(example.question), *answers, *(f.object for f in facts)]

@@ -986,13 +986,19 @@ def main(argv=None):
             outs.append(out)
         else:
             make_directory(out)  # before the long part: a folder that cannot be made must not cost an hour of decoding
-        model, tokenizer, tagger, _ = tsqa.load_run(ckpt, args.device)
+        model, tokenizer, tagger, told = tsqa.load_run(ckpt, args.device)
         for b in benches:
             if b == "traveler" and (cut := count_cut(examples[b], tokenizer, model.config.max_source)):
                 limit = f"the {model.config.max_source} pieces of {ckpt}"
                 print(f"{cut} of {len(questions)} contexts exceed {limit}: sentences were left out", file=sys.stderr)
             answers[b][ckpt] = tsqa.predict(
-                model, tokenizer, tagger, examples[b], num_beams=args.beams, batch_size=args.batch_size
+                model,
+                tokenizer,
+                tagger,
+                examples[b],
+                num_beams=args.beams,
+                batch_size=args.batch_size,
+                passages=told.get("passages", "relevant"),
             )
             if out:
                 name = "predictions.jsonl" if len(benches) == 1 else f"predictions-{b}.jsonl"

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from data import EOS, UNK, FactIndex, TimeTagger, UserError, negatives, run
+from data import EOS, UNK, FactIndex, Help, TimeTagger, UserError, negatives, run
 from evaluate import BENCHES, exact_match, load_bench, normalize
 from reward import MARGIN, AnswerEncoder, TripletReward, em_reward
 from tsqa import (
@@ -32,11 +32,11 @@ from tsqa import (
     collate,
     encode_sources,
     evaluate_dev,
+    interruptible,
     load_run,
     log_metrics,
     number,
     open_run,
-    resume_command,
     save_trainer,
     schedule,
     shift_right,
@@ -131,7 +131,7 @@ def ppo_loss(
             "approx_kl": (ratio - 1 - logratio).sum() / n,  # k3 of http://joschu.net/blog/kl-approx.html: never below 0
             "clipfrac": (pg_losses2 > pg_losses).sum() / n,
             "ratio_mean": ratio.masked_fill(off, 0).sum() / n,
-            "ratio_max": ratio.max(),
+            "ratio_max": ratio.masked_fill(off, 0).max(),
         }
     return pg_loss + vf_coef * vf_loss, figures
 
@@ -394,13 +394,14 @@ def ppo(args):
     )
     pairs = [(ex.question, ex.context) for ex in train]
     sources = encode_sources(tokenizer, tagger, pairs, args.window, t5.config.max_source, args.passages)
+    t5.time_embedding.requires_grad_(not args.no_time)  # without marks its row 0 would be trained as a bias
     iterations = args.iterations or math.ceil(args.epochs * len(train) / (args.num_rollouts // k))
 
     policy = nn.ModuleDict({"t5": t5, "value": value_head(t5.config.d_model).to(device)}).eval()  # no dropout anywhere
     ref, kl = frozen_copy(t5), KLController(args.init_kl_coef, args.target, args.horizon)
     allowed = text_ids(tokenizer, t5.config.vocab_size, device)
     reward, look_up = make_reward(args, ref, tokenizer, train), wrong_answers(train, args)
-    groups = [{"params": policy["t5"].parameters(), "peak": args.lr}]
+    groups = [{"params": [p for p in policy["t5"].parameters() if p.requires_grad], "peak": args.lr}]
     groups += [{"params": policy["value"].parameters(), "peak": args.value_lr or args.lr}]
     optimizer = torch.optim.Adam(groups, eps=1e-5)
     step, best = 0, {"em": -1.0, "first": None}
@@ -425,7 +426,7 @@ def ppo(args):
         return time.time()
 
     bar = tqdm(total=iterations, initial=step, unit="rollout", disable=None)
-    try:
+    with interruptible(lambda: f"rollout {step} of {iterations}"):
         if not state:
             judge()  # a run never ends with less than it began with
         saved = save()
@@ -472,10 +473,6 @@ def ppo(args):
                 judge()
             if step % args.eval_every == 0 or step == iterations or time.time() - saved > args.save_minutes * 60:
                 saved = save()
-    except KeyboardInterrupt:
-        bar.close()
-        print(f"interrupted at rollout {step} of {iterations}; go on with: {resume_command()}", file=sys.stderr)
-        raise
     bar.close()
     print(
         f"best dev EM {best['em']:.1f} (at the start {best['first']:.1f}); the model is in {out}; "
@@ -572,7 +569,7 @@ def parse_args(argv=None):
     p = argparse.ArgumentParser(
         description="Improve a fine-tuned T5 by contrastive reinforcement learning (stage 2).",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Help,
     )
     p.add_argument("--paper", action="store_true", help="the paper's hyper-parameters, window and tagger as defaults")
     for title, flags in FLAGS.items():
@@ -582,9 +579,8 @@ def parse_args(argv=None):
                 group.add_argument(f"--{name}", action="store_true", help=text)
                 continue
             how = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
-            text += "" if default is None else " (default: %(default)s)"
             group.add_argument(f"--{name}", default=default, help=text, **how)
-    p.set_defaults(**(PAPER if "--paper" in (sys.argv[1:] if argv is None else argv) else {}))
+    p.set_defaults(**(PAPER if p.parse_known_args(argv)[0].paper else {}))
     args = p.parse_args(argv)
     for name in ("num_rollouts", "batch_size"):
         if getattr(args, name) % args.samples:

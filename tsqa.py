@@ -1,7 +1,8 @@
 """A T5 encoder-decoder with the temporal information-aware embedding, in plain PyTorch.
 
 What is here, top to bottom: the model (T5; the temporal embedding of the paper in `T5.encode`) with its decoding (greedy,
-sampling, beams), weights in and out (Hugging Face layout, no `transformers`), stage 1 training, and the command line.
+sampling, beams), weights in and out (Hugging Face layout, no `transformers`), time marks and sources, stage 1 training,
+pretraining of the bundled tiny model, and the command line.
 What is not here: a trainer class, a config system, model parallelism.
 
 References
@@ -33,6 +34,7 @@ from tqdm import tqdm
 
 from data import (
     EOS,
+    HUB,
     MONTHS,
     PAD,
     Example,
@@ -64,13 +66,13 @@ MASKED = -3e4  # added to scores that must not count; finite in every float type
 
 @dataclass
 class T5Config:
-    """Sizes of a T5, under the names of a Hugging Face `config.json`; the defaults are the bundled tiny model's."""
+    """Sizes of a T5, under the names of a Hugging Face `config.json`; by default those of the bundled tiny model."""
 
     vocab_size: int = 2176  # rows of the embedding matrix: pieces + 100 sentinels, rounded up
     d_model: int = 192
     d_kv: int = 32  # size of one head; num_heads * d_kv need not be d_model (v1.1 small: 6 * 64 != 512)
     d_ff: int = 768
-    num_layers: int = 6
+    num_layers: int = 7
     num_decoder_layers: int = 2
     num_heads: int = 6
     relative_attention_num_buckets: int = 32
@@ -80,7 +82,7 @@ class T5Config:
     feed_forward_proj: str = "relu"  # "relu" (v1.0) or "gated-gelu" (v1.1, FLAN: tanh approximation)
     tie_word_embeddings: bool = True  # v1.0: output = embedding, hidden states scaled by d_model ** -0.5
     time_window: int = 10  # ours: L of equation (5), in pieces
-    max_source: int = 512  # ours: pieces of a question with its context
+    max_source: int = 512  # ours: pieces of a question with its context; 512 where config.json does not say
 
 
 class RMSNorm(nn.Module):
@@ -100,7 +102,7 @@ class Attend(torch.autograd.Function):
     """softmax(q k^T + bias + mask) v, a few rows of the batch at a time, so that the (T, S) scores stay in the cache.
 
     Nothing of size (T, S) is kept for the backward pass: the scores are computed again. `attend_plain` is the same
-    thing in one line, and the tests hold the two against each other.
+    formula, and the tests hold the two against each other.
     """
 
     @staticmethod
@@ -322,8 +324,11 @@ class T5(nn.Module):
     def logits(self, hidden):
         """(..., D) -> (..., V) float32"""
         if self.config.tie_word_embeddings:
-            return F.linear(hidden * self.config.d_model**-0.5, self.shared.weight).float()
-        return self.lm_head(hidden).float()
+            hidden, weight = hidden * self.config.d_model**-0.5, self.shared.weight
+        else:
+            weight = self.lm_head.weight
+        with torch.autocast(hidden.device.type, enabled=False):  # bfloat16 logits are too coarse for log-ratios
+            return F.linear(hidden.float(), weight)
 
     def forward(self, input_ids, attention_mask, labels=None, time_marks=None, decoder_input_ids=None):
         """(B, S), (B, S), labels (B, T) with -100 for padding, marks (B, S) of 0/1 -> logits (B, T, V) float32, loss
@@ -546,7 +551,7 @@ def model_dir(name):
         return Path(name)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name, re.ASCII):
         raise UserError(f"model {name!r}: no such directory, and no hub id such as google-t5/t5-small either")
-    directory, hub = cache_dir() / "hub" / name, os.environ.get("TSQA_HUB") or "https://huggingface.co"
+    directory, hub = cache_dir() / "hub" / name, os.environ.get("TSQA_HUB") or HUB
 
     def fetch(file):
         if not (directory / file).exists():
@@ -719,20 +724,18 @@ def time_marks(spans, offsets, window):
     window: L, in pieces. Returns a list of 0/1, one a piece. (1)(2) start from zeros, (3)(4) mark the pieces that share a
     character with a time expression, (5)(6) mark everything within L pieces of a marked piece.
     """
-    hit = [any(s < e and b < t and s < t and b < e for b, e in spans) for s, t in offsets]
-    marks = [0] * len(offsets)
-    for i in (i for i, h in enumerate(hit) if h):
-        for j in range(max(0, i - window), min(len(marks), i + window + 1)):
-            marks[j] = 1
-    return marks
+    times = {c for start, end in spans for c in range(start, end)}
+    hit = [not times.isdisjoint(range(start, end)) for start, end in offsets]
+    return [int(any(hit[max(0, i - window) : i + window + 1])) for i in range(len(hit))]
 
 
 def encode_sources(tokenizer, tagger, pairs, window, max_source, passages="relevant"):
     """[(question, context)] -> [(ids, marks)], each at most max_source pieces, ending in one EOS; marks of 0/1.
 
     The text is "question: <question> context: <context>". Windows are drawn inside the question and inside the context
-    separately and concatenated after that (step 3 of section 3.1), so neither marks pieces of the other. The question stays whole; a
-    context that does not fit is cut down by `data.select_passages`. tagger None: no marks (the paper's T5-SFT).
+    separately and concatenated after that (step 3 of section 3.1), so neither marks pieces of the other. The question
+    stays whole; a context that does not fit is cut down by `data.select_passages`. tagger None: no marks (the paper's
+    T5-SFT).
     """
     count = lambda text: len(tokenizer.encode(text)) - 1
     kept = []
@@ -742,11 +745,7 @@ def encode_sources(tokenizer, tagger, pairs, window, max_source, passages="relev
             raise UserError(
                 f"the question {question[:60]!r} leaves no room for a context in {max_source} pieces; raise --max-source"
             )
-        if (
-            len(context) > room and count(context) > room
-        ):  # a piece is at least a character: short texts need no counting
-            context = select_passages(question, context, room, count, passages)
-        kept.append((question, context))
+        kept.append((question, select_passages(question, context, room, count, passages)))
     texts = list(dict.fromkeys(text for pair in kept for text in pair))  # a context shared by questions is tagged once
     spans = dict(zip(texts, tagger.pipe(texts), strict=True)) if tagger else {}
     out = []
@@ -768,12 +767,8 @@ def collate(rows, device):
     return ids.to(device), mask.to(device), marks.to(device)
 
 
-def collate_labels(answers, device):
-    return pad(answers, value=-100)[0].to(device)  # (B, T)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
-# stage 1: supervised fine-tuning
+# a model at work: device, precision, runs, answers
 
 
 def pick_device(name=None):
@@ -800,7 +795,7 @@ def load_run(name, device=None):
     model = T5.from_pretrained(name).to(pick_device(device))
     directory = model_dir(name)
     path = directory / "args.json"
-    args = json.loads(path.read_text()) if path.is_file() else {}
+    args = read_json(path) if path.is_file() else {}
     tagger = (
         None
         if args.get("no_time")
@@ -810,11 +805,13 @@ def load_run(name, device=None):
 
 
 @torch.no_grad()
-def predict(model, tokenizer, tagger, examples, num_beams=1, batch_size=32, dtype="auto", max_new_tokens=48):
+def predict(
+    model, tokenizer, tagger, examples, num_beams=1, batch_size=32, dtype="auto", max_new_tokens=48, passages="relevant"
+):  # fmt: skip
     """Answers to a list of Examples, in their order."""
     c, device = model.config, model.shared.weight.device
     pairs = [(ex.question, ex.context) for ex in examples]
-    rows = encode_sources(tokenizer, tagger, pairs, c.time_window, c.max_source)
+    rows = encode_sources(tokenizer, tagger, pairs, c.time_window, c.max_source, passages)
     out, was_training = [""] * len(rows), model.training
     model.eval()
     bar = tqdm(total=len(rows), desc="answering", unit="q", leave=False, disable=None)
@@ -839,7 +836,7 @@ def answer(model, tokenizer, tagger, question, context):
 
 
 def schedule(step, steps, warmup):
-    """Factor on the learning rate: linear warm-up, then linear decay to 0 at the last step."""
+    """Factor on the learning rate: linear warm-up, then linear decay that reaches 0 after the last step."""
     return (step + 1) / warmup if step < warmup else (steps - step) / max(1, steps - warmup)
 
 
@@ -869,14 +866,21 @@ def open_run(args):
     told = {k: v for k, v in vars(args).items() if k not in ("resume", "overwrite", "out")}
     path, state = out / "args.json", None
     if path.is_file() and not args.overwrite:
-        before = json.loads(path.read_text())
+        before = read_json(path)
         changed = [f"{k} {before.get(k)!r} -> {told[k]!r}" for k in told if before.get(k) != told[k]]
         if changed:
             raise UserError(f"{out} holds another run ({', '.join(changed)}); choose another --out or give --overwrite")
     if args.resume:
         if not (out / "trainer.pt").is_file():
             raise UserError(f"--resume: there is no {out / 'trainer.pt'}; start the run without --resume")
-        state = torch.load(out / "trainer.pt", weights_only=True)
+        try:
+            state = torch.load(out / "trainer.pt", map_location="cpu", weights_only=True)
+        except Exception as e:  # whatever a broken file raises
+            raise UserError(
+                f"{out / 'trainer.pt'} is damaged ({type(e).__name__}); start again with --overwrite"
+            ) from e
+    else:
+        (out / "trainer.pt").unlink(missing_ok=True)  # the state of another run is nothing to resume from
     write_atomic(path, json.dumps(told, indent=2) + "\n")
     metrics = (out / "metrics.jsonl").read_text().splitlines() if state else []
     kept = [line for line in metrics if json.loads(line)["step"] <= state["step"]] if state else []
@@ -899,7 +903,7 @@ def log_metrics(out, **row):
 
 def evaluate_dev(model, tokenizer, tagger, examples, args):
     """EM and F1 in percent, and the share of empty answers, of greedy answers to `examples`."""
-    predictions = predict(model, tokenizer, tagger, examples, dtype=args.dtype)
+    predictions = predict(model, tokenizer, tagger, examples, dtype=args.dtype, passages=args.passages)
     pairs = list(zip(predictions, (ex.answers for ex in examples), strict=True))
     em, score = (100 * sum(f(p, golds) for p, golds in pairs) / len(pairs) for f in (exact_match, f1))
     return {"em": round(em, 2), "f1": round(score, 2), "empty": round(predictions.count("") / len(pairs), 4)}
@@ -921,6 +925,8 @@ def sft(args):
     pairs = [(ex.question, ex.context) for ex in train]
     rows = encode_sources(tokenizer, tagger, pairs, args.window, args.max_source, args.passages)
     golds = [[tokenizer.encode(a, args.max_target) for a in ex.answers] for ex in train]
+    if args.no_time:  # else row 0, added at every piece, would be trained as a bias
+        model.time_embedding.requires_grad_(False).weight.zero_()
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True)
     step, best = 0, -1.0
     if state:
@@ -928,6 +934,8 @@ def sft(args):
         optimizer.load_state_dict(state["optimizer"])
         step, best = state["step"], state["best"]
         torch.set_rng_state(state["rng"])
+    else:
+        save_trainer(out, model, optimizer, step, best)  # from now on there is something to resume from
 
     per_epoch = math.ceil(len(rows) / args.batch_size)
     steps, saved, questions, start = args.epochs * per_epoch, time.time(), 0, time.time()
@@ -1024,7 +1032,7 @@ LABELS = {"named": 2, "dates": 3, "facts": 3, "golds": 2}  # labels of data.Task
 
 
 class Curriculum:
-    """What is taught now: each part grows when it is mastered, and the next begins when the one before it is.
+    """What is taught now: each part grows when it is mastered; the facts (l2, l3) begin when copying is.
 
     copy: most pieces; dates: level of data.DATE_LEVELS; match: most names; l2 and l3: most facts of a context.
     """
@@ -1079,8 +1087,9 @@ def pretrain_step(model, heads, optimizer, tasks, args):
 
     The labels make the choice among facts learnable: from the answer alone, a wrong choice costs too little to be
     noticed. Each is read where it leaves blocks for what builds on it: the answer that the question names after block
-    n - 3, dates compared after n - 2, facts judged after n - 1, the right answer after the last. With all of them read
-    after the last block, the comparisons are learned there, and the choice never is.
+    n - 4 (its dates have to be fetched from there), dates compared after n - 2, facts judged after n - 1, the right
+    answer after the last. With all of them read after the last block, the comparisons are learned there, and the
+    choice never is.
     """
     device = model.shared.weight.device
     ids, mask = (x.to(device) for x in pad([task.ids + [EOS] for task in tasks]))
@@ -1092,7 +1101,7 @@ def pretrain_step(model, heads, optimizer, tasks, args):
         memory = model.encode(ids, mask, taps=(taps := []))  # (B, S, D)
         logits = model.logits(model.decode(shift_right(labels), memory, mask))  # (B, T, V)
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
-    aux, guess, states = 0.0, {}, dict(zip(LABELS, [*taps[-4:-1], memory], strict=True))
+    aux, guess, states = 0.0, {}, dict(zip(LABELS, [taps[-5], taps[-3], taps[-2], memory], strict=True))
     for name, target in told.items():
         if (known := target >= 0).any():
             h = states[name][known].float()  # (labelled pieces, D)
@@ -1196,6 +1205,7 @@ def pretrain(args):
 
 PRETRAIN = {"lr": 1e-3, "warmup": 100, "log_every": 100, "out": "runs/pretrain"}
 PAPER = {"lr": 5e-6, "batch_size": 8, "epochs": 6, "window": 10, "tagger": "ner", "warmup": 0, "max_source": 512}
+PAPER["dropout"] = 0.1  # the paper gives none: T5's own
 EXAMPLES = """examples:
   python tsqa.py --stage sft
       fine-tune the bundled model on generated questions; writes runs/sft

@@ -286,7 +286,7 @@ def bench(monkeypatch, tmp_path):
     """main() on three questions, with two runs that answer one and three of them"""
     asked = []
 
-    def predict(model, tokenizer, tagger, examples, num_beams=1, batch_size=32):
+    def predict(model, tokenizer, tagger, examples, num_beams=1, batch_size=32, passages="relevant"):
         asked.append((model, num_beams, batch_size))
         return ["Odell" if i == 0 or model.endswith("good") else "Varn FC" for i in range(len(examples))]
 

@@ -161,7 +161,7 @@ def arguments(out, *more):
 @pytest.fixture
 def narrow(monkeypatch, tmp_path):
     """The same model, narrow, so that a step takes milliseconds."""
-    config = tsqa.T5Config(d_model=32, d_kv=8, d_ff=32, num_layers=4, num_decoder_layers=1, num_heads=4)
+    config = tsqa.T5Config(d_model=32, d_kv=8, d_ff=32, num_layers=5, num_decoder_layers=1, num_heads=4)
     monkeypatch.setattr(tsqa, "read_config", lambda _: config)
     monkeypatch.setattr(
         tsqa.Curriculum, "shares", lambda self: {"copy": 0.2, "dates": 0.2, "match": 0.2, "l2": 0.2, "l3": 0.2}

@@ -213,7 +213,7 @@ def test_fine_tuning_learns_and_writes_a_run(small, tmp_path, capsys):
     assert "evaluate.py --ckpt" in capsys.readouterr().out
 
 
-def test_one_step_overfits_nothing_else(small, tokenizer):
+def test_a_step_does_not_depend_on_its_chunks(small, tokenizer):
     """The gradient of a step does not depend on how it is cut into chunks, and is that of the mean over pieces."""
     rows = tsqa.encode_sources(tokenizer, None, [(ex.question, ex.context) for ex in data.mini("train", n=7)], 2, 512)
     targets = [
@@ -316,6 +316,38 @@ def test_another_run_is_not_overwritten(small, tmp_path):
     tsqa.sft(arguments(small, tmp_path / "run", "--seed", "3", "--overwrite"))
     with pytest.raises(UserError, match="start the run without --resume"):
         tsqa.sft(arguments(small, tmp_path / "other", "--resume"))
+
+
+def test_no_time_trains_no_time_embedding(small, tmp_path):
+    tsqa.sft(arguments(small, tmp_path / "run", "--no-time", "--lr", "1e-2"))
+    assert not tsqa.T5.from_pretrained(tmp_path / "run").time_embedding.weight.any()
+    tsqa.sft(arguments(small, tmp_path / "with", "--lr", "1e-2"))
+    assert tsqa.T5.from_pretrained(tmp_path / "with").time_embedding.weight.any()
+
+
+def test_resume_never_takes_the_state_of_another_run(small, tmp_path, monkeypatch):
+    tsqa.sft(arguments(small, tmp_path / "run"))
+    step = tsqa.train_step
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tsqa, "train_step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        tsqa.sft(arguments(small, tmp_path / "run", "--seed", "7", "--overwrite"))
+    monkeypatch.setattr(tsqa, "train_step", step)
+    tsqa.sft(arguments(small, tmp_path / "run", "--seed", "7", "--resume"))
+    tsqa.sft(arguments(small, tmp_path / "fresh", "--seed", "7"))
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "fresh")
+
+
+def test_passages_of_the_run_are_used_for_its_answers_too(small, monkeypatch):
+    seen = []
+    monkeypatch.setattr(tsqa, "select_passages", lambda q, c, room, count, keep: seen.append(keep) or c[:20])
+    model, tokenizer, tagger, _ = tsqa.load_run(small)
+    args = arguments(small, "unused", "--passages", "first")
+    tsqa.evaluate_dev(model, tokenizer, tagger, list(data.mini("dev", n=2)), args)
+    assert seen == ["first", "first"]
 
 
 def test_schedule():
