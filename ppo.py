@@ -29,6 +29,7 @@ from evaluate import BENCHES, exact_match, load_bench, normalize
 from reward import MARGIN, AnswerEncoder, TripletReward, em_reward
 from tsqa import (
     autocast,
+    begin_run,
     collate,
     encode_sources,
     evaluate_dev,
@@ -405,6 +406,7 @@ def ppo(args):
     groups += [{"params": policy["value"].parameters(), "peak": args.value_lr or args.lr}]
     optimizer = torch.optim.Adam(groups, eps=1e-5)
     step, best = 0, {"em": -1.0, "first": None}
+    begin_run(out, args, state)
     if state:
         policy.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])

@@ -12,6 +12,7 @@ References
 
 import argparse
 import contextlib
+import errno
 import functools
 import io
 import itertools
@@ -775,7 +776,8 @@ def pick_device(name=None):
     """torch.device of --device; None: CUDA where there is one, else the CPU."""
     name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.zeros(1, device=name)
+        if torch.zeros(1, device=name).device.type not in ("cpu", "cuda"):
+            raise RuntimeError("only cpu and cuda are supported")
         return torch.device(name)
     except (RuntimeError, AssertionError, NotImplementedError) as e:
         reason = str(e).splitlines()[0][:80]
@@ -801,7 +803,13 @@ def load_run(name, device=None):
         if args.get("no_time")
         else TimeTagger(args.get("tagger", "rules"), args.get("spacy_model", "en_core_web_sm"))
     )
-    return model, Tokenizer(directory), tagger, args
+    tokenizer = Tokenizer(directory)
+    if tokenizer.size > model.config.vocab_size:
+        raise UserError(
+            f"{directory}: spiece.model has {tokenizer.size} pieces, but vocab_size in config.json is "
+            f"{model.config.vocab_size}; expected the tokenizer that the model was trained with"
+        )
+    return model, tokenizer, tagger, args
 
 
 @torch.no_grad()
@@ -860,32 +868,55 @@ def train_step(model, optimizer, rows, targets, chunks, args):
     return loss_sum
 
 
+def arguments_of(args):
+    """What args.json keeps: all that decides the result."""
+    silent = ("resume", "overwrite", "out", "save_minutes", "log_every", "question", "context")
+    return {k: v for k, v in vars(args).items() if k not in silent}
+
+
 def open_run(args):
     """The run directory of `args`, made or reused -> (Path, trainer state to resume from or None)"""
     out = Path(args.out)
-    told = {k: v for k, v in vars(args).items() if k not in ("resume", "overwrite", "out")}
+    told = arguments_of(args)
     path, state = out / "args.json", None
     if path.is_file() and not args.overwrite:
         before = read_json(path)
         changed = [f"{k} {before.get(k)!r} -> {told[k]!r}" for k in told if before.get(k) != told[k]]
         if changed:
             raise UserError(f"{out} holds another run ({', '.join(changed)}); choose another --out or give --overwrite")
+    if args.resume and args.overwrite:
+        raise UserError("--resume goes on with a run and --overwrite replaces it; give one of them")
+    if not args.resume and not args.overwrite and (out / "trainer.pt").exists():
+        raise UserError(f"{out} holds this run already; give --resume to go on with it or --overwrite to start again")
     if args.resume:
         if not (out / "trainer.pt").is_file():
             raise UserError(f"--resume: there is no {out / 'trainer.pt'}; start the run without --resume")
         try:
             state = torch.load(out / "trainer.pt", map_location="cpu", weights_only=True)
+            if not {"model", "optimizer", "step"} <= state.keys():
+                raise ValueError("parts are missing")
         except Exception as e:  # whatever a broken file raises
             raise UserError(
                 f"{out / 'trainer.pt'} is damaged ({type(e).__name__}); start again with --overwrite"
             ) from e
-    else:
-        (out / "trainer.pt").unlink(missing_ok=True)  # the state of another run is nothing to resume from
-    write_atomic(path, json.dumps(told, indent=2) + "\n")
-    metrics = (out / "metrics.jsonl").read_text().splitlines() if state else []
-    kept = [line for line in metrics if json.loads(line)["step"] <= state["step"]] if state else []
-    write_atomic(out / "metrics.jsonl", "".join(line + "\n" for line in kept))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UserError(f"--out {out}: cannot make this folder ({e.strerror}); choose another") from e
     return out, state
+
+
+def begin_run(out, args, state):
+    """Writes into the run directory for the first time: after all input was read, so that bad input destroys nothing."""
+    metrics = out / "metrics.jsonl"
+    kept = []
+    for line in metrics.read_text().splitlines() if state and metrics.is_file() else []:
+        with contextlib.suppress(ValueError):  # a power cut may leave half a line
+            kept += [line] if json.loads(line)["step"] <= state["step"] else []
+    if not state:
+        (out / "trainer.pt").unlink(missing_ok=True)  # the state of another run is nothing to resume from
+    write_atomic(out / "args.json", json.dumps(arguments_of(args), indent=2) + "\n")
+    write_atomic(metrics, "".join(line + "\n" for line in kept))
 
 
 def save_trainer(out, model, optimizer, step, best=None, **more):
@@ -925,6 +956,7 @@ def sft(args):
     pairs = [(ex.question, ex.context) for ex in train]
     rows = encode_sources(tokenizer, tagger, pairs, args.window, args.max_source, args.passages)
     golds = [[tokenizer.encode(a, args.max_target) for a in ex.answers] for ex in train]
+    begin_run(out, args, state)
     if args.no_time:  # else row 0, added at every piece, would be trained as a bias
         model.time_embedding.requires_grad_(False).weight.zero_()
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True)
@@ -1147,6 +1179,7 @@ def pretrain(args):
         weight_decay=args.weight_decay,
         fused=True,
     )
+    begin_run(out, args, state)
     if state:
         model.load_state_dict(state["model"])
         heads.load_state_dict(state["heads"])
@@ -1253,7 +1286,7 @@ def parse_args(argv=None):
     add("--passages", choices=("relevant", "first"), default="relevant", help="what is kept of a text that is too long")
     add("--max-source", type=whole(32, 10**6), default=1024, help="pieces of question and context")
     add("--max-target", type=whole(2, 10**4), default=64, help="pieces of an answer")
-    add("--n-train", type=whole(1, 10**9), help="training questions (default: all of the file; mini: 6000)")
+    add("--n-train", type=whole(1, 10**9), help="training questions (default: all of the file; mini: 4000)")
     add("--n-dev", type=whole(1, 10**9), help="dev questions (default: all of the file; mini: 300)")
     add = p.add_argument_group("training").add_argument
     add("--lr", type=real(0, 10), default=5e-4, help="peak learning rate of AdamW")
@@ -1285,19 +1318,36 @@ def parse_args(argv=None):
     args = p.parse_args(argv)
     mini = args.data == "mini"
     args.setting = args.setting or ("mix" if mini else "reason")
-    args.n_train, args.n_dev = args.n_train or (6000 if mini else None), args.n_dev or (300 if mini else None)
+    args.n_train, args.n_dev = args.n_train or (4000 if mini else None), args.n_dev or (300 if mini else None)
     if args.stage == "ask" and (args.question is None or args.context is None):
         raise UserError("--stage ask needs --question and --context (a text or a file)")
     return args
+
+
+def read_context(text):
+    """The words of the file `text` where there is one, else `text` itself."""
+    try:
+        raw = Path(text).read_bytes() if Path(text).is_file() else None
+    except (OSError, ValueError) as e:
+        if isinstance(e, ValueError) or e.errno == errno.ENAMETOOLONG:  # a text: too long for a name
+            return text
+        raise UserError(f"--context {text}: cannot be read ({e.strerror}); give a text or a file") from e
+    if raw is None and re.fullmatch(r"\S+\.\w{1,5}|\S*/\S*", text):
+        raise UserError(f"--context {text}: there is no such file; give a text or a file that holds it")
+    try:
+        return text if raw is None else " ".join(raw.decode("utf-8-sig").split())
+    except UnicodeDecodeError as e:
+        raise UserError(f"--context {text}: byte {e.start + 1} is not UTF-8; save the file as UTF-8") from None
 
 
 def main(argv=None):
     args = parse_args(argv)
     if args.stage != "ask":
         return sft(args) if args.stage == "sft" else pretrain(args)
-    context = args.context
-    if len(context) < 1000 and Path(context).is_file():
-        context = " ".join(Path(context).read_text(encoding="utf-8").split())
+    context = read_context(args.context)
+    for flag, text in (("--question", args.question), ("--context", context)):
+        if not text.strip() or re.search("[\ud800-\udfff]", text):
+            raise UserError(f"{flag} is {'no valid Unicode' if text.strip() else 'blank'}; expected text")
     model, tokenizer, tagger, _ = load_run(args.model, args.device)
     print(answer(model, tokenizer, tagger, args.question, context))
 

@@ -724,7 +724,9 @@ def test_config_defaults(tmp_path):
             tsqa.read_config(path)
 
 
-def test_no_model_there(tmp_path):
+def test_no_model_there(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")  # where no name happens to be a directory
     (tmp_path / "m").mkdir()
     refuses(tmp_path / "m", "config.json")
     shutil.copy(FIXTURES / "relu" / "config.json", tmp_path / "m")

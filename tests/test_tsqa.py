@@ -316,6 +316,52 @@ def test_another_run_is_not_overwritten(small, tmp_path):
     tsqa.sft(arguments(small, tmp_path / "run", "--seed", "3", "--overwrite"))
     with pytest.raises(UserError, match="start the run without --resume"):
         tsqa.sft(arguments(small, tmp_path / "other", "--resume"))
+    with pytest.raises(UserError, match="holds this run already"):  # nor is it begun again unasked
+        tsqa.sft(arguments(small, tmp_path / "run", "--seed", "3"))
+    with pytest.raises(UserError, match="give one of them"):
+        tsqa.sft(arguments(small, tmp_path / "run", "--seed", "3", "--resume", "--overwrite"))
+
+
+def test_bad_input_destroys_nothing(small, tmp_path):
+    """Found by attack: a failed --overwrite used to leave the old weights beside new arguments."""
+    tsqa.sft(arguments(small, tmp_path / "run"))
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+    for wrong in (("--data", "tempreason-l2", "--data-dir", str(tmp_path)), ("--max-source", "33")):
+        with pytest.raises(UserError):
+            tsqa.sft(arguments(small, tmp_path / "run", "--overwrite", *wrong))
+    assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
+    with pytest.raises(UserError):
+        tsqa.sft(arguments(small, tmp_path / "new", "--max-source", "33"))
+    tsqa.sft(arguments(small, tmp_path / "new"))  # a run that never began does not stand in the way
+
+
+def test_resume_survives_half_a_line_of_metrics(small, tmp_path):
+    tsqa.sft(arguments(small, tmp_path / "run"))
+    whole = metrics(tmp_path / "run")
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as f:
+        f.write('{"step": 6, "lo')
+    tsqa.sft(arguments(small, tmp_path / "run", "--resume"))
+    assert metrics(tmp_path / "run") == whole
+
+
+def test_tokenizer_of_another_model_is_refused(tmp_path, tokenizer):
+    tsqa.T5(tsqa.T5Config(vocab_size=500, d_model=8, d_ff=8, num_layers=1, num_decoder_layers=1)).save_pretrained(
+        tmp_path
+    )
+    tokenizer.save(tmp_path)
+    with pytest.raises(UserError, match="2048 pieces"):
+        tsqa.load_run(tmp_path)
+
+
+def test_context_is_a_text_or_a_file(tmp_path):
+    long = "Ann Lee plays for Bo. " * 30
+    assert tsqa.read_context(long) == long  # too long for a file name
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfAnn\n Lee")
+    assert tsqa.read_context(str(tmp_path / "a.txt")) == "Ann Lee"
+    (tmp_path / "b.bin").write_bytes(b"\xff\xfe\x00")
+    for wrong in (tmp_path / "b.bin", tmp_path / "absent.txt"):
+        with pytest.raises(UserError, match="--context"):
+            tsqa.read_context(str(wrong))
 
 
 def test_no_time_trains_no_time_embedding(small, tmp_path):
@@ -393,6 +439,7 @@ def test_cli_trains_then_scores_then_answers(small, tmp_path):
         (["--data", "squad"], "invalid choice"),
         (["--model", "no/such/directory/here"], "no such directory"),
         (["--stage", "ask"], "needs --question and --context"),
+        (["--stage", "ask", "--question", " ", "--context", "x y"], "--question is blank"),
         (["--data", "tempreason-l2", "--data-dir", "nowhere", "--model", "SMALL"], "nowhere"),
         (["--max-source", "33", "--model", "SMALL", "--n-train", "2"], "--max-source"),
         (["--device", "tpu"], "--device"),
