@@ -1330,11 +1330,11 @@ class Task:
 
     named: at the answers in the facts, 1 = the question names it, 0 = it does not. dates: at the last piece of a date,
     0/1/2 = before/at/after the time asked about. facts: at the full stop of a fact, 1 = it answers, 0 or 2 = it does
-    not, by its side. golds: at the answers, 1 = right, 0 = wrong. No label: -100.
+    not, by its side. golds: at the answers, 1 = right, 0 = wrong. No label: -100. sure: there is one right answer only.
     """
 
     def __init__(self, tokenizer):
-        self.tokenizer, self.ids, self.target = tokenizer, [], []
+        self.tokenizer, self.ids, self.target, self.sure = tokenizer, [], [], True
         self.named, self.dates, self.facts, self.golds = [], [], [], []
 
     def put(self, text, **labels):
@@ -1454,7 +1454,7 @@ def fact_task(rng, names, tokenizer, k, level):
             task.put(format_month(month), date=(month > t) - (month < t) + 1 if told else -100)
         verdict = 1 if fact.object in golds else 2 if (fact.end < t) == (word == "before") else 0
         task.put_ids(tokenizer.glue("."), fact=verdict)
-    task.target = [tokenizer.sentinel(0), *tokenizer.pieces(rng.choice(golds))]
+    task.target, task.sure = [tokenizer.sentinel(0), *tokenizer.pieces(rng.choice(golds))], len(golds) == 1
     return task
 
 
