@@ -848,6 +848,18 @@ def schedule(step, steps, warmup):
     return (step + 1) / warmup if step < warmup else (steps - step) / max(1, steps - warmup)
 
 
+def parameter_groups(named, rates):
+    """Groups of AdamW: names that end in a key of `rates` get that multiple of the learning rate, all others 1.
+
+    T5 starts the queries tiny, in place of dividing by sqrt(d_kv), and AdamW moves every weight by the learning rate,
+    whatever its size: at the full rate the attention of a small model saturates, and what it can compare is lost.
+    """
+    groups = {rate: [] for rate in (1.0, *rates.values())}
+    for name, p in named:
+        groups[next((rate for end, rate in rates.items() if name.endswith(end)), 1.0)].append(p)
+    return [{"params": params, "rate": rate} for rate, params in groups.items()]
+
+
 def train_step(model, optimizer, rows, targets, chunks, args):
     """One optimizer step over the rows in `chunks` (lists of indices, one a forward pass) -> mean loss per target piece.
 
@@ -959,7 +971,8 @@ def sft(args):
     begin_run(out, args, state)
     if args.no_time:  # else row 0, added at every piece, would be trained as a bias
         model.time_embedding.requires_grad_(False).weight.zero_()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=args.weight_decay, fused=True)
+    groups = parameter_groups(model.named_parameters(), {"q.weight": args.q_rate})
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, weight_decay=args.weight_decay, fused=True)
     step, best = 0, -1.0
     if state:
         model.load_state_dict(state["model"])
@@ -984,7 +997,7 @@ def sft(args):
             for index in order[step % per_epoch :]:
                 chunks = [index[i :: args.accum] for i in range(args.accum) if index[i :: args.accum]]
                 for group in optimizer.param_groups:
-                    group["lr"] = args.lr * schedule(step, steps, args.warmup)
+                    group["lr"] = args.lr * group["rate"] * schedule(step, steps, args.warmup)
                 loss = train_step(model, optimizer, rows, targets, chunks, args)
                 if not math.isfinite(loss):
                     ids = ", ".join(train[i].id for i in index[:3])
@@ -1167,19 +1180,10 @@ def pretrain(args):
     d = model.config.d_model
     heads = nn.ModuleDict({name: nn.Linear(d, classes) for name, classes in LABELS.items()})  # not kept
     model, heads, curriculum, step = model.to(device), heads.to(device), Curriculum(args.skip), 0
-    # T5 starts the queries tiny, in place of dividing by sqrt(d_kv), and AdamW moves every weight by the learning rate
-    rates = {"q.weight": 0.1, "rel_bias.weight": 10.0}
-    groups = {rate: [] for rate in (1.0, *rates.values())}
-    for name, p in [*model.named_parameters(), *heads.named_parameters()]:
-        groups[next((rate for end, rate in rates.items() if name.endswith(end)), 1.0)].append(p)
     model.time_embedding.weight.requires_grad_(False)  # no marks here: stage 1 starts from a time embedding of zeros
-    optimizer = torch.optim.AdamW(
-        [{"params": p, "rate": r} for r, p in groups.items()],
-        lr=args.lr,
-        betas=(0.9, 0.98),
-        weight_decay=args.weight_decay,
-        fused=True,
-    )
+    named = [*model.named_parameters(), *heads.named_parameters()]
+    groups = parameter_groups(named, {"q.weight": args.q_rate, "rel_bias.weight": 10.0})
+    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), weight_decay=args.weight_decay, fused=True)
     begin_run(out, args, state)
     if state:
         model.load_state_dict(state["model"])
@@ -1239,7 +1243,7 @@ def pretrain(args):
 
 PRETRAIN = {"lr": 1e-3, "warmup": 100, "log_every": 100, "out": "runs/pretrain"}
 PAPER = {"lr": 5e-6, "batch_size": 8, "epochs": 6, "window": 10, "tagger": "ner", "warmup": 0, "max_source": 512}
-PAPER["dropout"] = 0.1  # the paper gives none: T5's own
+PAPER |= {"dropout": 0.1, "q_rate": 1.0}  # the paper gives none: T5's own dropout, plain AdamW
 EXAMPLES = """examples:
   python tsqa.py --stage sft
       fine-tune the bundled model on generated questions; writes runs/sft
@@ -1297,6 +1301,7 @@ def parse_args(argv=None):
     add("--epochs", type=whole(1, 10**6), default=2, help="passes over the training questions")
     add("--dropout", type=real(0, 0.99), default=0.0, help="T5's six dropouts")
     add("--weight-decay", type=real(0, 10), default=0.0, help="of AdamW")
+    add("--q-rate", type=real(0, 10), default=0.1, help="multiple of --lr for the query weights; 1 for large models")
     add("--clip", type=real(1e-9, 1e9), default=1.0, help="largest gradient norm")
     add("--seed", type=whole(0, 2**31), default=0, help="of data, order and dropout")
     add = p.add_argument_group("run").add_argument
