@@ -748,7 +748,9 @@ def encode_sources(tokenizer, tagger, pairs, window, max_source, passages="relev
             )
         kept.append((question, select_passages(question, context, room, count, passages)))
     texts = list(dict.fromkeys(text for pair in kept for text in pair))  # a context shared by questions is tagged once
-    spans = dict(zip(texts, tagger.pipe(texts), strict=True)) if tagger else {}
+    spans = vars(tagger).setdefault("known", {}) if tagger else {}  # dev texts come back in every epoch
+    new = [text for text in texts if tagger and text not in spans]
+    spans.update(zip(new, tagger.pipe(new) if new else (), strict=True))
     out = []
     for pair in kept:
         ids, marks = [], []

@@ -94,7 +94,10 @@ def test_each_text_is_tagged_once(tokenizer):
             return [[] for _ in texts]
 
     pairs = [(f"Which team in {y}?", "Bo plays for A from Jan, 1990 to Jan, 1991.") for y in (1990, 1991, 1990)]
-    tsqa.encode_sources(tokenizer, Counting(), pairs, 2, 100)
+    tagger = Counting()
+    assert tsqa.encode_sources(tokenizer, tagger, pairs, 2, 100) == tsqa.encode_sources(
+        tokenizer, tagger, pairs, 2, 100
+    )
     assert len(Counting.seen) == 3 == len(set(Counting.seen))
 
 
