@@ -395,7 +395,7 @@ def find_data(data_dir, name, split):
             if candidate.is_file():
                 return candidate
     if source == "tempreason":
-        base = os.environ.get("TSQA_HUB") or HUB.rstrip("/") + "/datasets/tonytan48/TempReason/resolve/main"
+        base = (os.environ.get("TSQA_HUB") or HUB).rstrip("/") + "/datasets/tonytan48/TempReason/resolve/main"
     else:
         base, file = os.environ.get("TSQA_TIMEQA", TIMEQA).rstrip("/"), f"{file}.gzip"
     target = cache_dir() / file
