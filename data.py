@@ -68,13 +68,15 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 def write_atomic(path, content):
-    """Writes str (as UTF-8) or bytes beside `path`, flushes, then renames: nobody ever sees half a file."""
+    """Writes beside `path`, flushes, then renames: nobody ever sees half a file. Content: str, bytes, or an iterable of
+    buffers, which are written one at a time."""
     path = Path(path)
+    content = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as f:
-            f.write(content.encode() if isinstance(content, str) else content)
+            f.writelines([content] if isinstance(content, bytes) else content)
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, path)

@@ -672,22 +672,9 @@ def write_safetensors(path, tensors, dtype=torch.float32):
         header[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "wb") as f:
-            f.write(len(text).to_bytes(8, "little") + text)
-            for tensor in tensors.values():  # one at a time: no second copy of the model in memory
-                f.write(tensor.detach().to("cpu", dtype).reshape(-1).view(torch.uint8).numpy())
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-    except OSError as e:
-        raise UserError(f"cannot write {path} ({e.strerror or e})") from e
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    # one tensor at a time: no second copy of the model in memory
+    data = (tensor.detach().to("cpu", dtype).reshape(-1).view(torch.uint8).numpy() for tensor in tensors.values())
+    write_atomic(path, itertools.chain([len(text).to_bytes(8, "little") + text], data))
 
 
 def fit_weights(state, model, directory):
