@@ -1030,10 +1030,16 @@ def facts_of(rng, names, relation, n, subject=None, begin=None):
     return [Fact(subject, relation, o, *span) for o, span in zip(objects, intervals)]
 
 
-def statement(fact):
+def unmarked(fact, part, text):
+    """The default `mark` of the texts below: pretraining hangs labels on the parts object, start, end and stop."""
+    return text
+
+
+def statement(fact, mark=unmarked):
     """A fact in TempReason's form, without its full stop."""
-    text = RELATIONS[fact.relation][3].format(s=fact.subject, o=fact.object)
-    return f"{text} from {format_month(fact.start)} to {format_month(fact.end)}"
+    text = RELATIONS[fact.relation][3].format(s=fact.subject, o=mark(fact, "object", fact.object))
+    start, end = mark(fact, "start", format_month(fact.start)), mark(fact, "end", format_month(fact.end))
+    return f"{text} from {start} to {end}"
 
 
 def ask(rng, facts, level):
@@ -1088,26 +1094,39 @@ def date_in_prose(month, years):
     return str(month // 12) if years else f"{calendar.month_name[month % 12 + 1]} {month // 12}"
 
 
-def tell(rng, fact, years):
+def tell(rng, fact, years, mark=unmarked):
     """A fact as a sentence of prose: one of several wordings, the time as one of several phrases."""
     a, b, open_end = date_in_prose(fact.start, years), date_in_prose(fact.end, years), fact.end == OPEN_END
+    short = b[2:] if years and a[:2] == b[:2] and len(a) == 4 else b  # 1949–66
+    a, b, short = mark(fact, "start", a), mark(fact, "end", b), mark(fact, "end", short)
     forms = PROSE[fact.relation]
     if fact.start == fact.end or open_end:
         form, time = forms[0], f"in {a}" if fact.start == fact.end else f"since {a}"
     else:
         form = rng.choice(forms)
         time = rng.choice(("from {a} to {b}", "from {a} until {b}", "between {a} and {b}")).format(a=a, b=b)
-    short = b[2:] if years and a[:2] == b[:2] and len(a) == 4 and rng.random() < 0.5 else b  # 1949–66
-    return form.format(p=fact.subject, o=fact.object, t=time, a=a, b=b, r=f"{a}–{short}")
+    brief = short != b and rng.random() < 0.5
+    text = form.format(
+        p=fact.subject, o=mark(fact, "object", fact.object), t=time, a=a, b=b, r=f"{a}–{short if brief else b}"
+    )
+    return text[:-1] + mark(fact, "stop", ".")
 
 
-def biography(rng, names, groups):
+def other_groups(rng, names, facts):
+    """Facts of up to two other relations of the same person, from about the same time; none for other subjects."""
+    if facts[0].relation not in PERSON_RELATIONS:
+        return []
+    others = rng.sample([r for r in PERSON_RELATIONS if r != facts[0].relation], rng.randint(0, 2))
+    return [facts_of(rng, names, r, rng.randint(1, 2), facts[0].subject, facts[0].start) for r in others]
+
+
+def biography(rng, names, groups, mark=unmarked):
     """Prose that tells all facts of several groups, shuffled among asides from the same years."""
     facts = [f for group in groups for f in group]
     subject, sentences = facts[0].subject, []
     for group in groups:
         years = all(f.start % 12 == 0 and f.end % 12 in (0, 11) for f in group)
-        sentences += [tell(rng, f, years) for f in group]
+        sentences += [tell(rng, f, years, mark) for f in group]
     for _ in range(rng.randint(1, 4)):
         f = rng.choice(facts)
         y = rng.randint(f.start, f.end) // 12
@@ -1145,10 +1164,7 @@ def mini(split, level="mix", setting="mix", n=1000, seed=0):
             rng.shuffle(facts)
             context = " ".join(f"{statement(f)}." for f in facts)
         else:
-            groups = [facts]
-            if relation in PERSON_RELATIONS:
-                others = rng.sample([r for r in PERSON_RELATIONS if r != relation], rng.randint(0, 2))
-                groups += [facts_of(rng, names, r, rng.randint(1, 2), facts[0].subject, facts[0].start) for r in others]
+            groups = [facts, *other_groups(rng, names, facts)]
             facts = [f for group in groups for f in group]
             context = biography(rng, names, groups)
         yield Example(f"mini-{split}-{lv}-{st}-{seed}-{made}", question, context, answers, facts, time)
@@ -1327,6 +1343,16 @@ DATE_LEVELS = [
 ]  # fewest dates, most dates, filler pieces between
 
 
+LABELS = {"named": 2, "dates": 3, "facts": 3, "golds": 2}  # labels of a Task, and how many values they have
+GAP = "\x01"  # stands for <extra_id_0> in the text of a Task
+
+
+def marked(text, **labels):
+    """Text between private characters that tell Task.put its labels, so that templates can carry it along."""
+    codes = [0xE000 + 8 * list(LABELS).index(name) + value for name, value in labels.items()]
+    return "".join(map(chr, codes)) + text + "\ue0ff" * len(codes)
+
+
 class Task:
     """One pretraining example in the making: source ids with four labels a piece, and what the decoder has to write.
 
@@ -1337,17 +1363,33 @@ class Task:
 
     def __init__(self, tokenizer):
         self.tokenizer, self.ids, self.target, self.sure = tokenizer, [], [], True
-        self.named, self.dates, self.facts, self.golds = [], [], [], []
+        for name in LABELS:
+            setattr(self, name, [])
 
-    def put(self, text, **labels):
-        self.put_ids(self.tokenizer.pieces(text), **labels)
-
-    def put_ids(self, ids, named=-100, date=-100, fact=-100, gold=-100):
+    def put_ids(self, ids):
         self.ids += ids
-        self.named += [named] * len(ids)
-        self.dates += [-100] * (len(ids) - 1) + [date]
-        self.facts += [-100] * (len(ids) - 1) + [fact]
-        self.golds += [gold] * len(ids)
+        for name in LABELS:
+            getattr(self, name).extend([-100] * len(ids))
+
+    def put(self, text):
+        """Adds a text with a gap, if it has a GAP, and with the labels of its `marked` parts."""
+        plain, spans, begun = [], [], []
+        for c in text:
+            code = ord(c) - 0xE000
+            if not 0 <= code < 256:
+                plain.append(c)
+            elif code < 255:
+                begun.append((code // 8, code % 8, len(plain)))
+            else:
+                spans.append((*begun.pop(), len(plain)))
+        ids, offsets = self.tokenizer.encode_with_offsets("".join(plain))
+        gap, first = self.tokenizer.sp.piece_to_id("<0x01>"), len(self.ids)
+        self.put_ids([self.tokenizer.sentinel(0) if i == gap else i for i in ids[:-1]])
+        for label, value, start, end in spans:
+            name = list(LABELS)[label]
+            inside = [first + i for i, (a, b) in enumerate(offsets[:-1]) if a < end and b > start]
+            for i in inside[-1:] if name in ("dates", "facts") else inside:
+                getattr(self, name)[i] = value
 
 
 def copy_task(rng, names, tokenizer, n):
@@ -1377,86 +1419,87 @@ def near(rng, month):
 def date_task(rng, names, tokenizer, level):
     """Dates at varying distances from a first one: which of them are before it, the same, after it?"""
     few, many, filler = DATE_LEVELS[level]
-    task, asked = (
-        Task(tokenizer),
-        rng.randint(*rng.choice(((1900, 2022), (1900, 2022), (1700, 1900), (1000, 1700), (600, 1000)))) * 12,
-    )
-    asked += rng.randint(0, 11)
-    junk = lambda n: [rng.randrange(tokenizer.size // 8, tokenizer.size) for _ in range(n)]
-    task.put(f"In {format_month(asked)}")
-    task.put_ids(tokenizer.glue(",") + junk(rng.randint(0, 1 + filler)) + [tokenizer.sentinel(0)] + tokenizer.glue("."))
-    task.put("context:")
+    first, last = rng.choice(((1900, 2022), (1900, 2022), (1700, 1900), (1000, 1700), (600, 1000)))
+    asked, task = 12 * rng.randint(first, last) + rng.randint(0, 11), Task(tokenizer)
+    junk = lambda n: task.put_ids([rng.randrange(tokenizer.size // 8, tokenizer.size) for _ in range(n)])
+    task.put(f"In {format_month(asked)},")
+    junk(rng.randint(0, 1 + filler))
+    task.put(f"{GAP}. context:")
     for _ in range(rng.randint(few, many)):
-        month = near(rng, asked)
+        month, form = near(rng, asked), rng.random()
         if filler and rng.random() < 0.7:
-            task.put_ids(junk(rng.randint(1, filler)))
-        task.put(rng.choice(("from", "to", "in", "on")))
-        task.put(format_month(month), date=(month > asked) - (month < asked) + 1)
-        if rng.random() < 0.3:
-            task.put_ids(tokenizer.glue("."))
+            junk(rng.randint(1, filler))
+        if form < 0.7:
+            text, order = format_month(month), (month > asked) - (month < asked)
+        else:  # as prose has it; a year alone is compared with the year
+            text = date_in_prose(month, years := form > 0.85)
+            a, b = (month // 12, asked // 12) if years else (month, asked)
+            order = (a > b) - (a < b)
+        stop = "." if rng.random() < 0.3 else ""
+        task.put(rng.choice(("from", "to", "in", "on")) + f" {marked(text, dates=order + 1)}{stop}")
     task.target = [tokenizer.sentinel(0)]
     return task
 
 
 def match_task(rng, names, tokenizer, n):
-    """Up to n names of one kind after a first one: which of them are the same?"""
+    """Up to n names of one kind, and one of them again before or after: which of them are the same?"""
     relation = rng.choices(list(RELATIONS), [r[0] for r in RELATIONS.values()])[0]
     task, pool = Task(tokenizer), names.several(RELATIONS[relation][2], n)
-    asked = rng.choice(pool)
-    task.put(f"{rng.choice(('After', 'Before'))} {asked}")
-    task.put_ids([*tokenizer.glue(","), tokenizer.sentinel(0), *tokenizer.glue(".")])
-    task.put("context:")
+    asked, word = rng.choice(pool), rng.choice(("after", "before"))
+    task.put(f"{word.title()} {asked}, {GAP}. context:" if rng.random() < 0.5 else f"{GAP} {word} {asked}. context:")
     for name in pool:
-        task.put(name, named=int(name == asked))
+        text = marked(name, named=int(name == asked))
         if rng.random() < 0.5:
-            task.put(rng.choice(("from", "to", "in", "on")) + f" {format_month(rng.randint(12 * 1000, OPEN_END))}")
-        task.put_ids(tokenizer.glue("."))
+            text += rng.choice((" from", " to", " in", " on")) + f" {format_month(rng.randint(12 * 1000, OPEN_END))}"
+        task.put(text + ".")
     task.target = [tokenizer.sentinel(0)]
     return task
 
 
-def fact_task(rng, names, tokenizer, k, level):
-    """A statement with a gap and up to k facts in any order, one of which fills the gap; l2: at a month, l3: after or before."""
+def fact_task(rng, names, tokenizer, k, level, prose=False):
+    """A statement with a gap, and up to k facts in any order that may fill it; l2: at a month, l3: after or before.
+
+    prose: the facts are told in a biography, among others; then the gap may have no answer, and stays empty.
+    """
     asked = None
     while asked is None:
         relation = rng.choices(list(RELATIONS), [r[0] for r in RELATIONS.values()])[0]
         facts = facts_of(rng, names, relation, k)
-        asked = ask(rng, facts, level)
+        asked = (ask_prose if prose else ask)(rng, facts, level)
     question, golds, (t, _) = asked
-    rng.shuffle(facts)
-    task, form = Task(tokenizer), RELATIONS[relation][3]
-    known, word = None, "in"
-    if level == "l3":
-        tail = question[len(RELATIONS[relation][4].format(s=facts[0].subject)) + 1 : -1]
-        word, name = tail.split(" ", 1)
-        known = next(f for f in facts if f.object == name)
+    _, _, _, form, stem = RELATIONS[relation]
+    tail = question[len(stem.format(s=facts[0].subject)) + 1 : -1]  # `in Mar, 1955`, `after Real Oso`
+    word, name = tail.split(" ", 1)
+    known = None if level == "l2" else next(f for f in facts if f.object == name)
+    if known:
         t = known.end if word == "after" else known.start
 
-    def put_statement(fact, gap):
-        for part in re.split(r"(\{[so]\})", form):
-            if part == "{o}" and gap:
-                task.put_ids([tokenizer.sentinel(0)])
-            elif part == "{o}":
-                task.put(
-                    fact.object, named=-100 if known is None else int(fact is known), gold=int(fact.object in golds)
-                )
-            elif part.strip():
-                task.put(fact.subject if part == "{s}" else part.strip())
+    def mark(fact, part, text):
+        right = fact.object in golds and fact.relation == relation
+        if part == "object":
+            return marked(text, golds=int(right), **({} if known is None else {"named": int(fact is known)}))
+        if part == "stop":
+            if fact.relation != relation and known is None and fact.start <= t <= fact.end:
+                return text  # right by its time: another relation is for the last block to see
+            return marked(text, facts=1 if right else 2 if (fact.end < t) == (word == "before") else 0)
+        if fact is known or (known and (part == "start") != (word == "after")):
+            return text
+        month = fact.start if part == "start" else fact.end
+        a, b = (month // 12, t // 12) if text.isdigit() else (month, t)
+        return marked(text, dates=(a > b) - (a < b) + 1)
 
-    task.put(f"In {format_month(t)}" if known is None else f"{word.title()} {known.object}")
-    task.put_ids(tokenizer.glue(","))
-    put_statement(facts[0], gap=True)
-    task.put_ids(tokenizer.glue("."))
-    task.put("context:")
-    for fact in facts:
-        put_statement(fact, gap=False)
-        for preposition, month in (("from", fact.start), ("to", fact.end)):
-            told = fact is not known and (known is None or (preposition == "from") == (word == "after"))
-            task.put(preposition)
-            task.put(format_month(month), date=(month > t) - (month < t) + 1 if told else -100)
-        verdict = 1 if fact.object in golds else 2 if (fact.end < t) == (word == "before") else 0
-        task.put_ids(tokenizer.glue("."), fact=verdict)
-    task.target, task.sure = [tokenizer.sentinel(0), *tokenizer.pieces(rng.choice(golds))], len(golds) == 1
+    task, past = Task(tokenizer), PROSE[relation][0].removesuffix(" {t}.")
+    form = rng.choice((form, past)).format(s=facts[0].subject, p=facts[0].subject, o=GAP)
+    task.put(f"{word.title()} {name}, {form}." if rng.random() < 0.5 else f"{form} {tail}.")
+    if prose:
+        context = biography(rng, names, [facts, *other_groups(rng, names, facts)], mark)
+    else:
+        rng.shuffle(facts)
+        context = " ".join(statement(f, mark) + mark(f, "stop", ".") for f in facts)
+    task.put(f"context: {context}")
+    answer = rng.choice(golds)
+    task.target = [tokenizer.sentinel(0), *(tokenizer.pieces(answer) if answer else ())]
+    task.sure = len(golds) == 1
     return task
 
 

@@ -11,6 +11,7 @@ References
 """
 
 import argparse
+import calendar
 import contextlib
 import errno
 import functools
@@ -36,6 +37,7 @@ from tqdm import tqdm
 from data import (
     EOS,
     HUB,
+    LABELS,
     MONTHS,
     PAD,
     Example,
@@ -1058,21 +1060,19 @@ def start_pretraining(model, tokenizer):
     for i in range(10):
         for piece in (f"▁{i}", str(i)):
             model.shared.weight[tokenizer.sp.piece_to_id(piece)] += (i - 4.5) * line
-    for i, month in enumerate(MONTHS):
-        model.shared.weight[tokenizer.sp.piece_to_id(f"▁{month}")] += 0.8 * (i - 5.5) * line
-
-
-LABELS = {"named": 2, "dates": 3, "facts": 3, "golds": 2}  # labels of data.Task, and their classes
+    for i, names in enumerate(zip(MONTHS, calendar.month_name[1:], strict=True)):
+        for month in set(names):
+            model.shared.weight[tokenizer.sp.piece_to_id(f"▁{month}")] += 0.8 * (i - 5.5) * line
 
 
 class Curriculum:
     """What is taught now: each part grows when it is mastered; the facts (l2, l3) begin when copying is.
 
-    copy: most pieces; dates: level of data.DATE_LEVELS; match: most names; l2 and l3: most facts of a context.
+    copy: most pieces; dates: level of data.DATE_LEVELS; match: most names; l2, l3 and prose: most facts of a context.
     """
 
     def __init__(self, skip=()):
-        self.size = {"copy": 4, "dates": 0, "match": 2, "l2": 1, "l3": 2}
+        self.size = {"copy": 4, "dates": 0, "match": 2, "l2": 1, "l3": 2, "prose": 2}
         self.score = dict.fromkeys(self.size, 0.0)  # running accuracy at the present size
         self.skip = list(skip)  # parts left out, for the ablation
 
@@ -1083,10 +1083,11 @@ class Curriculum:
         share = {"copy": 0.05 if copied else 0.5, "dates": 0.05 if dated else 0.25, "match": 0.05 if matched else 0.25}
         share = {part: 0.0 if part in self.skip else p for part, p in share.items()}
         rest = 1 - sum(share.values()) if copied else 0.0
-        return share | {"l2": rest / 2, "l3": rest / 2}
+        told = rest * 0.35 if min(self.size["l2"], self.size["l3"]) >= 4 else 0.0
+        return share | {"l2": (rest - told) / 2, "l3": (rest - told) / 2, "prose": told}
 
     def update(self, part, accuracy):
-        targets = {"copy": (0.9, 30, 4), "dates": (0.9, 4, 1), "match": (0.9, 12, 1)}
+        targets = {"copy": (0.9, 30, 4), "dates": (0.9, 4, 1), "match": (0.9, 12, 1), "prose": (0.85, 6, 1)}
         bar, most, more = targets.get(part, (0.85, 20, 1))
         self.score[part] += 0.05 * (accuracy - self.score[part])
         if self.score[part] > bar and self.size[part] < most:
@@ -1104,6 +1105,9 @@ def draw_tasks(rng, tokenizer, part, size, max_pieces):
         make = lambda: date_task(rng, names, tokenizer, level)
     elif part == "match":
         make = lambda: match_task(rng, names, tokenizer, size if full else rng.randint(2, size))
+    elif part == "prose":
+        k = size if full else rng.randint(2, size)
+        make = lambda: fact_task(rng, names, tokenizer, k, rng.choice(("l2", "l3")), prose=True)
     else:
         k = size if full else rng.randint(1 if part == "l2" else 2, size)
         make = lambda: fact_task(rng, names, tokenizer, k, part)
