@@ -38,6 +38,7 @@ from tsqa import (
     log_metrics,
     number,
     open_run,
+    parameter_groups,
     save_trainer,
     schedule,
     shift_right,
@@ -225,11 +226,9 @@ def sample(t5, rows, allowed, args, g):
     k, device = args.samples, allowed.device
     ids = torch.zeros(len(rows) * k, args.max_new_tokens, dtype=torch.long, device=device)
     for index in by_length(rows, range(len(rows)), args.chunk_size):
-        source = [x.repeat_interleave(k, 0) for x in collate([rows[i] for i in index], device)]
+        source, how = collate([rows[i] for i in index], device), {"temperature": args.temperature, "generator": g}
         with autocast(device, args.dtype):
-            out = t5.generate(
-                *source, args.max_new_tokens, do_sample=True, temperature=args.temperature, generator=g, allowed=allowed
-            )
+            out = t5.generate(*source, args.max_new_tokens, do_sample=True, allowed=allowed, copies=k, **how)
         ids[answers_of(index, k, device), : out.shape[1]] = out
     return ids[:, : action_mask(ids).sum(1).max()]
 
@@ -402,7 +401,8 @@ def ppo(args):
     ref, kl = frozen_copy(t5), KLController(args.init_kl_coef, args.target, args.horizon)
     allowed = text_ids(tokenizer, t5.config.vocab_size, device)
     reward, look_up = make_reward(args, ref, tokenizer, train), wrong_answers(train, args)
-    groups = [{"params": [p for p in policy["t5"].parameters() if p.requires_grad], "peak": args.lr}]
+    named = [(name, p) for name, p in policy["t5"].named_parameters() if p.requires_grad]
+    groups = [g | {"peak": args.lr * g["rate"]} for g in parameter_groups(named, {"q.weight": args.q_rate})]
     groups += [{"params": policy["value"].parameters(), "peak": args.value_lr or args.lr}]
     optimizer = torch.optim.Adam(groups, eps=1e-5)
     step, best = 0, {"em": -1.0, "first": None}
@@ -489,7 +489,7 @@ PAPER = {  # Table 6 and section 4.1; the paper gives no learning rate for this 
     "num_rollouts": 256, "chunk_size": 12, "ppo_epochs": 4, "init_kl_coef": 0.05, "target": 6.0, "horizon": 10000,
     "gamma": 0.99, "lam": 0.95, "cliprange": 0.2, "cliprange_value": 0.2, "vf_coef": 1.0,
     "batch_size": 16, "epochs": 10, "samples": 1, "window": 10, "tagger": "ner",
-    "lr": 5e-6, "value_lr": None,
+    "lr": 5e-6, "value_lr": None, "q_rate": 1.0,
 }  # fmt: skip
 EXAMPLES = """examples:
   python ppo.py
@@ -543,6 +543,7 @@ FLAGS = {  # group: (name, type or choices, default, help); None: the help says 
         ("ppo-epochs", COUNT, 2, "passes over each rollout"),
         ("lr", AMOUNT, 1e-4, "peak learning rate of Adam, falling linearly to 0"),
         ("value-lr", AMOUNT, 1e-3, "the same, of the value head; 0: that of --lr"),
+        ("q-rate", AMOUNT, 0.1, "learning rate of the queries, as a multiple of the others' (see tsqa.parameter_groups)"),
         ("clip", ABOVE, 1.0, "largest gradient norm"),
         ("init-kl-coef", AMOUNT, 0.05, "KL penalty at the start, per nat"),
         ("target", ABOVE, 1.0, "KL to the reference aimed at, nats of a whole answer"),

@@ -393,22 +393,23 @@ class T5(nn.Module):
     @torch.no_grad()
     def generate(
         self, input_ids, attention_mask, time_marks=None, max_new_tokens=32, num_beams=1, do_sample=False,
-        temperature=1.0, generator=None, allowed=None,
+        temperature=1.0, generator=None, allowed=None, copies=1,
     ):  # fmt: skip
         """Answers by the best token at each step, by sampling, or by beam search (the ids `transformers` would give).
 
         input_ids, attention_mask, time_marks (B, S) -> ids (B, T), T <= max_new_tokens: no start token, zeros after EOS.
-        do_sample draws from softmax(logits / temperature), nothing else cut off; `allowed` (V,) of bool forbids ids.
+        do_sample draws from softmax(logits / temperature), nothing else cut off; `allowed` (V,) of bool forbids ids;
+        copies: so many answers to each source, side by side, which is encoded once.
         """
         assert max_new_tokens > 0 and num_beams > 0 and temperature > 0, "sizes and temperature must be positive"
-        assert num_beams == 1 or not do_sample, "beams are not sampled"
+        assert num_beams == 1 or not do_sample and copies == 1, "beams are neither sampled nor copied"
         training = self.training
         self.eval()  # dropout would change the answer
         try:
-            state = self.start(input_ids, attention_mask, time_marks, max_new_tokens, num_beams, allowed)
+            state = self.start(input_ids, attention_mask, time_marks, max_new_tokens, num_beams * copies, allowed)
             if num_beams > 1:
                 return self.beams(state, len(input_ids), max_new_tokens, num_beams)
-            rows = torch.arange(len(input_ids), device=input_ids.device)  # those that have not ended
+            rows = torch.arange(len(input_ids) * copies, device=input_ids.device)  # those that have not ended
             ids, out = torch.full_like(rows, PAD), rows.new_zeros(len(rows), max_new_tokens)
             for t in range(max_new_tokens):
                 logits = self.step(ids, t, state)

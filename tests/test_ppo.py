@@ -765,3 +765,26 @@ def test_the_script_itself(small, tmp_path, flags):
     model, tokenizer, tagger, told = tsqa.load_run(tmp_path / "run")
     assert told["no_time"] == ("--no-time" in flags) == (tagger is None)
     assert isinstance(tsqa.answer(model, tokenizer, tagger, "Who?", "Ann Lee plays for Acme."), str)
+
+
+def test_copies_are_the_answers_to_repeated_sources(small):
+    """One pass of the encoder for all answers to a question gives what the question written k times gives."""
+    w = World(small, arguments())
+    t5, source = w.policy["t5"], tsqa.collate(w.rows[:3], "cpu")
+    how = lambda: {"max_new_tokens": 6, "do_sample": True, "generator": torch.Generator().manual_seed(1)}
+    repeated = t5.generate(*[x.repeat_interleave(4, 0) for x in source], **how())
+    assert repeated.shape[0] == 12 and len(set(map(tuple, repeated.tolist()))) > 6
+    assert torch.equal(t5.generate(*source, copies=4, **how()), repeated)
+
+
+def test_queries_learn_at_their_own_rate(small, tmp_path, fake, monkeypatch):
+    """At the full rate AdamW moves the tiny queries of T5 by many times their size: what SFT spares, PPO must not lose."""
+    seen, adam = [], torch.optim.Adam
+    monkeypatch.setattr(torch.optim, "Adam", lambda groups, **more: seen.append(adam(groups, **more)) or seen[0])
+    ppo.ppo(
+        arguments("--ckpt", small, "--out", tmp_path / "run", "--iterations", 1, "--q-rate", 0.25, "--value-lr", 0.5)
+    )
+    shape = {group["lr"]: {p.shape for p in group["params"]} for group in seen[0].param_groups}
+    assert set(shape) == {1e-2, 0.25 * 1e-2, 0.5} and len(shape[0.25 * 1e-2]) == 1 and len(shape[0.5]) == 2
+    assert sum(len(group["params"]) for group in seen[0].param_groups if group["lr"] == 0.25 * 1e-2) > 2
+    assert arguments("--paper").q_rate == 1.0
