@@ -1137,11 +1137,12 @@ def biography(rng, names, groups, mark=unmarked):
     return " ".join(sentences)
 
 
-def mini(split, level="mix", setting="mix", n=1000, seed=0):
+def mini(split, level="mix", setting="mix", n=1000, seed=0, scale=1):
     """Yields n generated Examples; the same arguments give the same examples. No name occurs in two splits.
 
     split: train, dev, test; level: l2 (a month is given), l3 (before or after another answer), mix; setting: reason (the
-    context is the facts), obqa (a biography in prose, sometimes without an answer), mix. Facts are in `facts`.
+    context is the facts), obqa (a biography in prose, sometimes without an answer), mix. scale: so many times the
+    facts about what is asked, for longer contexts than in training. Facts are in `facts`.
     """
     choices = {"split": ("train", "dev", "test"), "level": ("l2", "l3", "mix"), "setting": ("reason", "obqa", "mix")}
     for name, value in (("split", split), ("level", level), ("setting", setting)):
@@ -1155,7 +1156,7 @@ def mini(split, level="mix", setting="mix", n=1000, seed=0):
         st = rng.choice(("reason", "obqa")) if setting == "mix" else setting
         relation = rng.choices(list(RELATIONS), weights)[0]
         size = rng.choice((3, 3, 4, 4, 5, 5, 6, 7, 8, 10, 12)) if st == "reason" else rng.randint(2, 5)
-        facts = facts_of(rng, names, relation, size)
+        facts = facts_of(rng, names, relation, scale * size)
         asked = (ask if st == "reason" else ask_prose)(rng, facts, lv)
         if asked is None:
             continue
@@ -1167,7 +1168,14 @@ def mini(split, level="mix", setting="mix", n=1000, seed=0):
             groups = [facts, *other_groups(rng, names, facts)]
             facts = [f for group in groups for f in group]
             context = biography(rng, names, groups)
-        yield Example(f"mini-{split}-{lv}-{st}-{seed}-{made}", question, context, answers, facts, time)
+        yield Example(
+            f"mini-{split}-{lv}-{st}-{seed}-{made}" + f"-x{scale}" * (scale != 1),
+            question,
+            context,
+            answers,
+            facts,
+            time,
+        )
         made += 1
 
 
