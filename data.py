@@ -861,24 +861,36 @@ TEMPLATES = {
     "person": "{w} {w}; {w} {w}; {w} {w}; {w} {w}; {w} {w}; {w} {w}; {w} {w}; {w} {w}; {w} {w} {w}; {w} {L}. {w}; {w} {L}. {w};"
     " {w} de {w}; {w} van {w}; {w} von {w}; {w} al-{w}; {w} da {w}; {w} y {w}; {L}. {L}. {w}; {w} {w}-{w}; {w}; {w};"
     " Sir {w} {w}, {o} Baronet; {w} {w}, {o} Earl of {w}; {w} {w}, Baron {w}; Lord {w} {w}; {w} {w}, {o} Duke of {w};"
-    " {w} {w} (politician); {w} {w} (footballer); {w} {w} (bishop); {w} {w} Jr.; {w} {w} III; Princess {w} of {w}; {w} of {w}; {w}'{w}",
+    " {w} {w} (politician); {w} {w} (footballer); {w} {w} (bishop); {w} {w} Jr.; {w} {w} III; Princess {w} of {w}; {w} of {w}; {w}'{w};"
+    " {w} {L}. {L}. {w}; {w} bin {w}; {w} {w} Sr.; {w} Mc{w}; {w} {w} of {w}; {w} {w}, Lord {w}; {w} {w} (musician); Dr. {w} {w}; {w} d'{w};"
+    " Sir {w} {w}; {w} Ó {w}; {w} ibn {w}; {w} {w} e {w}; {w} {w} the {w}; {w} {w} (born {y})",
     "country": "{k}; {k}; {k}; {k}; {k}; {k}; United Kingdom of {k}; Republic of {k}; New {k}; South {k}; United {k} Provinces; Kingdom of {k}",
     "club": "{w} F.C.; {w} F.C.; {w} F.C.; {w} FC; FC {w}; {w} United F.C.; {w} City F.C.; {w} Town F.C.; {l} {w}; {l} {w}; {l} {w};"
     " {L}.{L}. {w}; {L}.{L}.{L}. {w}; {w} {l}; {w} A.F.C.; {w} {w}; {w} {w} F.C.; A.C. {w} Calcio; Club Deportivo {w}; C.D. {w};"
     " Real {w}; Sporting {w}; {w} County Cricket Club; {w} Rovers F.C.; {w} Athletic F.C.; {w} Tigers; {w} Blizzard; {w} Knights;"
     " {w} Wanderers; {w} Kings; {d}. FC {w}; {w} 0{d}; {w} F.C. Women; {l} {w} {y}; SV {w}; Dynamo {w}; {w} II; {w}; {w}-{w};"
     " {c} national football team; {c} national under-2{d} football team; {c} women's national football team; {c} U2{d} soccer team;"
-    " {c} national cricket team; {c} B national football team; {c} women's national under-1{d} football team; Club {w} de {w}",
+    " {c} national cricket team; {c} B national football team; {c} women's national under-1{d} football team; Club {w} de {w}; {w} Football Club; FK {w}; {w} SK; {w} IF;"
+    " A.S. {w} {w}; {w} & {w} Albion F.C.; 1. {w}; {w} United Football Club; {w} Women's Football Club; {w} F.C. Reserves and Academy; {w} B;"
+    " {w} (basketball); Deportes {w}; US {w} {y}; {w} Olympique; {w}-{w} {l}; {c} women's national football team; {c} national rugby union team;"
+    " Atlético {w} B; {w} de {w}; {c} national under-2{d} association football team; {w} Red {w}; {c} Olympic football team",
     "school": "University of {w}; University of {w}; {w} University; {w} University; {w} University of {s}; University of {w}, {w};"
     " {w} Institute of {s}; Technical University of {w}; {w} College, {w}; {w} College; École {w} de {w}; Universität {w};"
     " Universidad de {w}; Hochschule für {w} {w}; {w} School of {s}; {w} State University; Royal {w} Academy of {s};"
     " Conservatoire national de {w}; {w} Academy of Sciences; Imperial {w} University; St. {w}'s College; National University of {c};"
-    " {w}–{w} University; {w} Grammar School; {w}'s Academy; {w} and {w} University; University of {s} {w}; {w} Law School",
+    " {w}–{w} University; {w} Grammar School; {w}'s Academy; {w} and {w} University; University of {s} {w}; {w} Law School; {w} School of {s} and {s}; Academy of {s}, {s} and {s} in {w};"
+    " {s} University of {w}; University of {w} Faculty of {s}; Academy of {s}, {w}; Academy of {s} in {w}; {w} Gymnasium; Lycée {w}-{w};"
+    " University of {w} at {w}; {w} University of {s} and {s}; {w} University ({w}); Faculty of {s} of the {w} University; {w} College of {s};"
+    " Queen's College, {w}; {w} Higher School of {s}; Seminary of {w}; Royal Military Academy {w}; {w} School of {s}, University of {w}",
     "employer": "{school}; {school}; {school}; {school}; {school}; {school}; {school}; {school}; {school}; {school}; {w} Company; {w} & {w};"
     " The {w} Times; {w} Museum; Radio {w}; {w} Group; {w}, Inc.; Bank of {w}; {w} Records; Le {w}; {w} Daily News; {w} Press;"
-    " National Gallery of {w}; {w} Laboratories; {w} {d}; {l}; {w} Hospital; Max {w} Institute for {s}; L'{w}; {w}; {w} {w}",
+    " National Gallery of {w}; {w} Laboratories; {w} {d}; {l}; {w} Hospital; Max {w} Institute for {s}; L'{w}; {w}; {w} {w}; {w} ({c}); {w}.com; {x}.{e}; {w} Center for {s} Research; National Centre for {s} Research of {c};"
+    " {w} Symphony Orchestra; Orchestra of {w} in the {w}; Ministry of {f} of {c}; Ministry of {f}; {w} State Theatre; {w} Broadcasting Corporation;"
+    " Department of {s}, {w} University; Academy of {w} in the {w}; {w} and {w} Theatre; Institute for {s} of the {w} Academy; {w} Information Systems;"
+    " Council for {s} and {s}; {w} Motors; {w} of the {w}; International Organization for {s}; {w} Airlines; {w} Municipality; {w} (newspaper)",
     "party": "{a} {b} of {c}; {a} {b}; {a} {b}; {a} {w} {b}; {w} {a} {b}; {w}'s {k} Party; {w} {w}; {a} {b} ({k}); {k} {a} {b};"
-    " Party of {a} {w}; {a} {b} of {k} ({a}); {w}",
+    " Party of {a} {w}; {a} {b} of {k} ({a}); {w}; {w} {w} (19{d}{d}); {a} {b} (19{d}{d}); {a} {b} for {k}; {a} and {a} {b};"
+    " {w} {b} – {w} of {w}; {b} of {a}s and {a}s; {a} {b}/{a} {b}; {w} – {a} {b}; {k} First; {w} of {k}; {a}–{a} {b}; {l}; {b} for {w} and {w}",
     "position": "Member of the {o} Parliament of the {home}; Member of the {o} Parliament of the {home}; Member of the {o} Parliament"
     " of the {home}; Member of the {o} Parliament of the {home}; Member of the {o} {home} Parliament; Member of the {o} Parliament of {home};"
     " member of the {o} Congress of {home}; Member of the {o} Assembly of {home}; Member of the {o} Bundestag of {home};"
@@ -891,8 +903,16 @@ TEMPLATES = {
     " Attorney General of {home}; Chairman of the {w} Committee; Chief of the {k} Police; Leader of the Opposition of {home};"
     " Shadow Minister for {f}; Commissioner for {f} and {f}; King of {c}; Premier of {w}; Judge of the {w} Court; apostolic nuncio to {k};"
     " Representative of the {w} Assembly; Secretary-General of the {w}; deputy member of the Parliament of {home}; Minister without portfolio;"
-    " Permanent Representative of {k} to the {w}; Chief Justice of {home}; Lord Lieutenant of {w}; First Lord of the {w}",
+    " Permanent Representative of {k} to the {w}; Chief Justice of {home}; Lord Lieutenant of {w}; First Lord of the {w}; Leader of the {w} {b}; {f} Minister of {c}; {f} Minister;"
+    " President of the Council of {w}; Minister for {f}, {f} and {f}; Minister of {f} and {f} of {home}; member of the Landtag of {w}-{w};"
+    " member of the Landtag of {w} {w}-{w}; Chancellor of the {w}; Attorney General for {k} and {k}; High Commissioner of {k} to {k};"
+    " Parliamentary Under-Secretary of State for {f} and {f}; deputy chairman of the {w}; {o} President of {home}; Consul General of {k} in {w};"
+    " President of the {w} Regional Council; Master of the {w}; Governor-General of {c}; Mayor of the Municipality of {w}; head of {w};"
+    " chairperson of the {w} Commission on {f}; Shadow {w} Chancellor; Executive Secretary of the {k} Department of {w}; {k} Ambassador to the {w};"
+    " Under Secretary of State for {f}; Member of the {w} State Parliament; Member of the {o} {w} Assembly; Chief Whip of the {w}; judge",
     "owner": "{employer}; {employer}; {employer}; {person}",
+    "x": "{w}; {w}",
+    "e": "org; net; de; ru; fr",
     "f": "Finance; Defence; Health; Justice; Education; Culture; Labour; Trade; Transport; Agriculture; Energy; the Interior; Sport;"
     " Foreign Affairs; the Navy; Public Works; Science; Housing; Social Affairs; the Environment; Industry; Women; Posts; War;"
     " Commercial Marine; the Colonies; Economic Affairs",
@@ -951,7 +971,7 @@ class Names:
             name = re.sub(r"\{(\w+)\}", fill, template := r.choice(TEMPLATES[kind]))
             # "Minister of Finance" holds no made-up word, so the whole of it belongs to one split
             if (
-                kind in "fsab"
+                kind in "fsabe"
                 or re.search(r"\{(w|k|c|home|school|employer|person)\}", template)
                 or split_of(name) == self.split
             ):
