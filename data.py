@@ -1114,6 +1114,11 @@ def date_in_prose(month, years):
     return str(month // 12) if years else f"{calendar.month_name[month % 12 + 1]} {month // 12}"
 
 
+def in_years(facts):
+    """Whether prose tells these facts in years alone: none begins or ends within a year."""
+    return all(f.start % 12 == 0 and f.end % 12 in (0, 11) for f in facts)
+
+
 def tell(rng, fact, years, mark=unmarked):
     """A fact as a sentence of prose: one of several wordings, the time as one of several phrases."""
     a, b, open_end = date_in_prose(fact.start, years), date_in_prose(fact.end, years), fact.end == OPEN_END
@@ -1145,8 +1150,7 @@ def biography(rng, names, groups, mark=unmarked):
     facts = [f for group in groups for f in group]
     subject, sentences = facts[0].subject, []
     for group in groups:
-        years = all(f.start % 12 == 0 and f.end % 12 in (0, 11) for f in group)
-        sentences += [tell(rng, f, years, mark) for f in group]
+        sentences += [tell(rng, f, in_years(group), mark) for f in group]
     for _ in range(rng.randint(1, 4)):
         f = rng.choice(facts)
         y = rng.randint(f.start, f.end) // 12
@@ -1372,7 +1376,7 @@ DATE_LEVELS = [
 
 
 LABELS = {"named": 2, "dates": 3, "facts": 3, "golds": 2}  # labels of a Task, and how many values they have
-GAP = "\x01"  # stands for <extra_id_0> in the text of a Task
+GAPS = "\x01\x02"  # stand for <extra_id_0> and <extra_id_1> in the text of a Task
 
 
 def marked(text, **labels):
@@ -1400,7 +1404,7 @@ class Task:
             getattr(self, name).extend([-100] * len(ids))
 
     def put(self, text):
-        """Adds a text with a gap, if it has a GAP, and with the labels of its `marked` parts."""
+        """Adds a text, with sentinels for GAPS and with the labels of its `marked` parts."""
         plain, spans, begun = [], [], []
         for c in text:
             code = ord(c) - 0xE000
@@ -1411,8 +1415,8 @@ class Task:
             else:
                 spans.append((*begun.pop(), len(plain)))
         ids, offsets = self.tokenizer.encode_with_offsets("".join(plain))
-        gap, first = self.tokenizer.sp.piece_to_id("<0x01>"), len(self.ids)
-        self.put_ids([self.tokenizer.sentinel(0) if i == gap else i for i in ids[:-1]])
+        gaps, first = {self.tokenizer.sp.piece_to_id(f"<0x{ord(c):02}>"): k for k, c in enumerate(GAPS)}, len(self.ids)
+        self.put_ids([self.tokenizer.sentinel(gaps[i]) if i in gaps else i for i in ids[:-1]])
         for label, value, start, end in spans:
             name = list(LABELS)[label]
             inside = [first + i for i, (a, b) in enumerate(offsets[:-1]) if a < end and b > start]
@@ -1452,7 +1456,7 @@ def date_task(rng, names, tokenizer, level):
     junk = lambda n: task.put_ids([rng.randrange(tokenizer.size // 8, tokenizer.size) for _ in range(n)])
     task.put(f"In {format_month(asked)},")
     junk(rng.randint(0, 1 + filler))
-    task.put(f"{GAP}. context:")
+    task.put(f"{GAPS[0]}. context:")
     for _ in range(rng.randint(few, many)):
         month, form = near(rng, asked), rng.random()
         if filler and rng.random() < 0.7:
@@ -1474,7 +1478,9 @@ def match_task(rng, names, tokenizer, n):
     relation = rng.choices(list(RELATIONS), [r[0] for r in RELATIONS.values()])[0]
     task, pool = Task(tokenizer), names.several(RELATIONS[relation][2], n)
     asked, word = rng.choice(pool), rng.choice(("after", "before"))
-    task.put(f"{word.title()} {asked}, {GAP}. context:" if rng.random() < 0.5 else f"{GAP} {word} {asked}. context:")
+    task.put(
+        f"{word.title()} {asked}, {GAPS[0]}. context:" if rng.random() < 0.5 else f"{GAPS[0]} {word} {asked}. context:"
+    )
     for name in pool:
         text = marked(name, named=int(name == asked))
         if rng.random() < 0.5:
@@ -1485,9 +1491,10 @@ def match_task(rng, names, tokenizer, n):
 
 
 def fact_task(rng, names, tokenizer, k, level, prose=False):
-    """A statement with a gap, and up to k facts in any order that may fill it; l2: at a month, l3: after or before.
+    """A statement with gaps, and up to k facts in any order that may fill them; l2: at a month, l3: after or before.
 
-    prose: the facts are told in a biography, among others; then the gap may have no answer, and stays empty.
+    As in T5's own pretraining more than one span is missing: the answer, and when it held. prose: the facts are told in
+    a biography, among others; then there may be no answer, and the gaps stay empty.
     """
     asked = None
     while asked is None:
@@ -1517,16 +1524,21 @@ def fact_task(rng, names, tokenizer, k, level, prose=False):
         return marked(text, dates=(a > b) - (a < b) + 1)
 
     task, past = Task(tokenizer), PROSE[relation][0].removesuffix(" {t}.")
-    form = rng.choice((form, past)).format(s=facts[0].subject, p=facts[0].subject, o=GAP)
-    task.put(f"{word.title()} {name}, {form}." if rng.random() < 0.5 else f"{form} {tail}.")
+    form = rng.choice((form, past)).format(s=facts[0].subject, p=facts[0].subject, o=GAPS[0])
+    task.put(f"{word.title()} {name}, {form}, {GAPS[1]}." if rng.random() < 0.5 else f"{form} {tail}, {GAPS[1]}.")
     if prose:
         context = biography(rng, names, [facts, *other_groups(rng, names, facts)], mark)
     else:
         rng.shuffle(facts)
         context = " ".join(statement(f, mark) + mark(f, "stop", ".") for f in facts)
     task.put(f"context: {context}")
-    answer = rng.choice(golds)
-    task.target = [tokenizer.sentinel(0), *(tokenizer.pieces(answer) if answer else ())]
+    answer, held = rng.choice(golds), ""
+    for fact in facts:
+        if fact.object == answer and prose:
+            held = f"from {date_in_prose(fact.start, in_years(facts))}"
+        elif fact.object == answer:
+            held = f"from {format_month(fact.start)} to {format_month(fact.end)}"
+    task.target = [tokenizer.sentinel(0), *tokenizer.pieces(answer), tokenizer.sentinel(1), *tokenizer.pieces(held)]
     task.sure = len(golds) == 1
     return task
 

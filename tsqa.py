@@ -1067,7 +1067,7 @@ def start_pretraining(model, tokenizer):
 
 
 class Curriculum:
-    """What is taught now: each part grows when it is mastered; the facts (l2, l3) begin when copying is.
+    """What is taught now: each part grows when it is mastered; the facts (l2, l3) begin when copying and comparing are.
 
     copy: most pieces; dates: level of data.DATE_LEVELS; match: most names; l2, l3 and prose: most facts of a context.
     """
@@ -1078,13 +1078,19 @@ class Curriculum:
         self.skip = list(skip)  # parts left out, for the ablation
 
     def shares(self):
-        copied = "copy" in self.skip or (self.size["copy"] >= 20 and self.score["copy"] > 0.9)
-        dated = self.size["dates"] == 4 and self.score["dates"] > 0.95
-        matched = self.size["match"] == 12 and self.score["match"] > 0.95
-        share = {"copy": 0.05 if copied else 0.5, "dates": 0.05 if dated else 0.25, "match": 0.05 if matched else 0.25}
-        share = {part: 0.0 if part in self.skip else p for part, p in share.items()}
-        rest = 1 - sum(share.values()) if copied else 0.0
-        told = rest * 0.35 if min(self.size["l2"], self.size["l3"]) >= 4 else 0.0
+        size, score, skip = self.size, self.score, self.skip
+        copied = "copy" in skip or (size["copy"] >= 20 and score["copy"] > 0.9)
+        compared = ("dates" in skip or size["dates"] >= 2) and ("match" in skip or size["match"] >= 6)
+        if copied and compared:
+            dated, matched = (size[p] == most and score[p] > 0.95 for p, most in (("dates", 4), ("match", 12)))
+            share = {"copy": 0.05, "dates": 0.05 if dated else 0.25, "match": 0.05 if matched else 0.25}
+        else:
+            share = (
+                {"copy": 0.05, "dates": 0.6, "match": 0.35} if copied else {"copy": 0.5, "dates": 0.25, "match": 0.25}
+            )
+        share = {part: 0.0 if part in skip else p for part, p in share.items()}
+        rest = 1 - sum(share.values()) if copied and compared else 0.0
+        told = rest * 0.35 if min(size["l2"], size["l3"]) >= 4 else 0.0
         return share | {"l2": (rest - told) / 2, "l3": (rest - told) / 2, "prose": told}
 
     def update(self, part, accuracy):
@@ -1093,7 +1099,7 @@ class Curriculum:
         self.score[part] += 0.05 * (accuracy - self.score[part])
         if self.score[part] > bar and self.size[part] < most:
             self.size[part] = min(most, self.size[part] + more)
-            self.score[part] -= 0.1
+            self.score[part] -= 0.05
 
 
 def draw_tasks(rng, tokenizer, part, size, max_pieces):
@@ -1305,8 +1311,8 @@ def parse_args(argv=None):
     add("--save-minutes", type=real(0, 10**6), default=2, help="between states for --resume")
     add("--log-every", type=whole(1, 10**9), default=10, help="steps between lines of metrics.jsonl")
     add = p.add_argument_group("pretrain").add_argument
-    add("--steps", type=whole(1, 10**9), default=10000, help="optimizer steps")
-    add("--max-pieces", type=whole(512, 10**9), default=4000, help="source pieces of a step")
+    add("--steps", type=whole(1, 10**9), default=6000, help="optimizer steps")
+    add("--max-pieces", type=whole(512, 10**9), default=3000, help="source pieces of a step")
     add(
         "--skip", nargs="*", choices=("copy", "dates", "match"), default=[], help="parts of the curriculum to leave out"
     )
