@@ -1419,7 +1419,8 @@ class Task:
         self.put_ids([self.tokenizer.sentinel(gaps[i]) if i in gaps else i for i in ids[:-1]])
         for label, value, start, end in spans:
             name = list(LABELS)[label]
-            inside = [first + i for i, (a, b) in enumerate(offsets[:-1]) if a < end and b > start]
+            # of a character in several pieces, all but the last have an empty range
+            inside = [first + i for i, (a, b) in enumerate(offsets[:-1]) if a < end and max(b, a + 1) > start]
             for i in inside[-1:] if name in ("dates", "facts") else inside:
                 getattr(self, name)[i] = value
 
