@@ -76,8 +76,9 @@ def label_of(date, asked):
 
 
 def as_text(tokenizer, task):
-    """The text of a source, with GAP in it, and the place in it where each piece ends."""
-    ids = [tokenizer.sp.piece_to_id("<0x01>") if i == tokenizer.sentinel(0) else i for i in task.ids]
+    """The text of a source, with GAPS in it, and the place in it where each piece ends."""
+    gaps = {tokenizer.sentinel(k): tokenizer.sp.piece_to_id(f"<0x0{k + 1}>") for k in (0, 1)}
+    ids = [gaps.get(i, i) for i in task.ids]
     ends = {
         i: len(tokenizer.sp.decode(ids[: i + 1]))
         for i in range(len(ids))
@@ -103,7 +104,9 @@ def labelled(tokenizer, task, name, value):
 
 
 def read_head(head, context):
-    """`Ann Lee plays for _ in Mar, 1999.` -> (relation, subject, in|after|before, month or name, tense, place of the time)"""
+    """`Ann Lee plays for _ in Mar, 1999, _.` -> (relation, subject, in|after|before, month or name, tense, place of the time)"""
+    assert head.count(data.GAPS[1]) == 1 and head.endswith(f", {data.GAPS[1]}.")
+    head = head.removesuffix(f", {data.GAPS[1]}.") + "."
     commas = [m.start() for m in re.finditer(", ", head)]  # names hold some too
     parts = [(*head[:i].split(" ", 1), head[i + 2 : -1], "front") for i in commas if " " in head[:i]]
     words = re.finditer(" (in|after|before) ", head)
@@ -111,7 +114,7 @@ def read_head(head, context):
     for word, asked, gap, place in parts:
         for relation, forms in TOLD.items():
             for form, tense in zip(forms, ("present", "past"), strict=False):
-                r = re.escape(form.removesuffix(" {t}")).replace(r"\{s\}", "(.+)").replace(r"\{o\}", data.GAP)
+                r = re.escape(form.removesuffix(" {t}")).replace(r"\{s\}", "(.+)").replace(r"\{o\}", data.GAPS[0])
                 m = re.fullmatch(r, gap)
                 if m and m[1] in context and (asked in context or re.fullmatch(DATE, asked)):
                     return relation, m[1], word.lower(), asked, tense, place
@@ -176,8 +179,15 @@ def test_fact_tasks_label_what_the_text_says(tokenizer, prose):
                 golds = {min((f for f in others if f[2] >= known[3] or f[2][0] > known[3][0]), key=lambda f: f[2])[1]}
             else:
                 golds = {max((f for f in others if f[2] < known[2]), key=lambda f: f[2])[1]}
-        answer = tokenizer.sp.decode(task.target[1:])
+        cut = task.target.index(tokenizer.sentinel(1))
+        answer, held = (tokenizer.sp.decode(ids) for ids in (task.target[1:cut], task.target[cut + 1 :]))
         assert answer in (golds or {""}) and task.sure == (len(golds) < 2)
+        if answer:
+            (fact,) = (f for f in own if f[1] == answer)
+            dates = re.fullmatch(f"from ({DATE})" if prose else f"from ({DATE}) to ({DATE})", held)
+            assert dates and list(map(span, dates.groups())) == list(fact[2 : 3 if prose else 4]), (held, fact)
+        else:
+            assert not held
         # dates: every one that the question has to be compared with, and no other
         dates = {}
         for f in facts:
@@ -236,7 +246,7 @@ def test_put_reads_nested_labels(tokenizer):
     task = data.Task(tokenizer)
     task.put("copy:")
     task.put(
-        f"{data.marked('Ann ' + data.marked('Lee', named=0) + f' left {inner} with', golds=1, named=1)} Bo{data.marked('.', facts=2)}{data.GAP}"
+        f"{data.marked('Ann ' + data.marked('Lee', named=0) + f' left {inner} with', golds=1, named=1)} Bo{data.marked('.', facts=2)}{data.GAPS[0]}"
     )
     n = len(tokenizer.pieces("copy:"))
     assert tokenizer.sp.decode(task.ids[:-1]) == "copy: Ann Lee left Mar, 1949 with Bo." and task.ids[
@@ -264,8 +274,11 @@ def test_match_tasks_mark_the_same_name_and_no_other(tokenizer):
     for _ in range(200):
         task = data.match_task(rng, names, tokenizer, 5)
         head = as_text(tokenizer, task)[0].split(" context: ")[0]
-        front = re.fullmatch(rf"(After|Before) (.+), {data.GAP}\.", head)
-        head, places = (front or re.fullmatch(rf"{data.GAP} (after|before) (.+)\.", head))[2], places + [bool(front)]
+        front = re.fullmatch(rf"(After|Before) (.+), {data.GAPS[0]}\.", head)
+        head, places = (
+            (front or re.fullmatch(rf"{data.GAPS[0]} (after|before) (.+)\.", head))[2],
+            places + [bool(front)],
+        )
         # `).` and `..` may be one piece: then the full stop is labelled too, and two names run into one
         same, others = (
             [
@@ -295,7 +308,11 @@ def test_the_curriculum_teaches_copying_first_and_grows_what_is_mastered():
     assert c.shares()["l2"] == c.shares()["l3"] == 0 and c.shares()["copy"] >= 0.5
     for _ in range(2000):
         c.update("copy", 1.0)
-    assert c.size["copy"] == 30 and c.shares()["l2"] > 0.2 and sum(c.shares().values()) == pytest.approx(1)
+    assert c.size["copy"] == 30 and c.shares()["l2"] == 0 and c.shares()["dates"] > c.shares()["match"] > 0.2
+    for _ in range(200):
+        c.update("dates", 1.0)
+        c.update("match", 1.0)
+    assert c.shares()["l2"] > 0.2 and sum(c.shares().values()) == pytest.approx(1)
     for _ in range(30):
         c.update("l2", 0.5)
     assert c.size["l2"] == 1
