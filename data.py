@@ -63,8 +63,38 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action):
         told = action.default is None or action.default in ([], argparse.SUPPRESS) or isinstance(action.default, bool)
-        shown = not told and "%(default)" not in action.help
+        shown = not told and "(default" not in action.help
         return action.help + (" (default: %(default)s)" if shown else "")
+
+
+def number(kind, low, high=math.inf):
+    """argparse type: a finite int or float in [low, high], with a sentence when it is not."""
+
+    def parse(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            what = "whole number" if kind is int else "number"
+            raise argparse.ArgumentTypeError(f"expected a {what} from {low} to {high}, got {text!r}")
+        return value
+
+    return parse
+
+
+def table(rows):
+    """Aligned Markdown table of dicts; its columns are the keys in order of appearance, "-" where a row lacks one."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    padded = []  # by column
+    for column in columns:
+        cells = [column, ""] + [str(row.get(column, "-")).replace("|", "\\|") for row in rows]
+        width = max(3, *map(len, cells))
+        left = column in ("system", "bench", "questions", "category", "data", "setting", "split")
+        cells = [cell.ljust(width) if left else cell.rjust(width) for cell in cells]
+        cells[1] = "-" * width if left else "-" * (width - 1) + ":"
+        padded.append(cells)
+    return "\n".join("| " + " | ".join(line) + " |" for line in zip(*padded, strict=True))
 
 
 def write_atomic(path, content):
@@ -380,10 +410,10 @@ def cache_dir():
     return Path(os.environ.get("TSQA_CACHE") or Path.home() / ".cache" / "tsqa")
 
 
-def find_data(data_dir, name, split):
+def find_data(data_dir, name, split, fetch=True):
     """
     Path of the official file of `tempreason-l2|l3` or `timeqa-easy|hard`, split `train|dev|test`: in data_dir (may be
-    None) or its folder `tempreason|timeqa`, plain, .gz or .gzip; else in the cache, downloaded if missing.
+    None) or its folder `tempreason|timeqa`, plain, .gz or .gzip; else in the cache, downloaded if missing (not `fetch`: None).
     """
     if name not in _FILES or split not in ("train", "dev", "test"):
         raise UserError(f"unknown data {name!r}, split {split!r}; expected {', '.join(_FILES)} and train, dev or test")
@@ -396,6 +426,8 @@ def find_data(data_dir, name, split):
         for candidate in (folder / file, folder / f"{file}.gz", folder / f"{file}.gzip"):
             if candidate.is_file():
                 return candidate
+    if not fetch:
+        return None
     if source == "tempreason":
         base = (os.environ.get("TSQA_HUB") or HUB).rstrip("/") + "/datasets/tonytan48/TempReason/resolve/main"
     else:
@@ -1596,20 +1628,90 @@ def train_tokenizer(directory, pieces=2048, n=30000, seed=0):
     Tokenizer(directory).save(directory)
 
 
-def main():
-    p = argparse.ArgumentParser(description="Look at generated questions, or train the bundled tokenizer again.")
-    p.add_argument("--show", type=int, metavar="N", default=3, help="print N questions of mini (default: %(default)s)")
-    p.add_argument("--split", default="train", help="train, dev or test (default: %(default)s)")
-    p.add_argument("--seed", type=int, default=0, help="of the questions or of the tokenizer's text (default: 0)")
-    p.add_argument(
-        "--train-tokenizer", metavar="DIR", help="write spiece.model there (the bundled one: assets/tiny-t5)"
+# ----------------------------------------------------------------------------------------------------------------------
+# the command that looks at data
+
+TABLE_1 = {  # the paper's numbers of questions: train, dev, test
+    "tempreason-l2": (16017, 5521, 5397),
+    "tempreason-l3": (13014, 4437, 4426),
+    "timeqa-easy": (14308, 3021, 2997),
+    "timeqa-hard": (14681, 3087, 3078),
+}
+EXAMPLES = """examples:
+  python data.py --show 5 --level l3 --setting obqa
+      five generated questions, to be answered from prose
+  python data.py --stats --data-dir official
+      what the official files in ./official hold, and mini beside them
+  python data.py --train-tokenizer assets/tiny-t5
+      make the bundled tokenizer again
+"""
+
+
+def statistics(examples):
+    """A row of `--stats`. facts and words: means of a row; years: those of the times that questions and golds name."""
+    size = lambda ex: (ex.question, len(ex.facts), len(ex.context.split()), len(ex.answers), "" in ex.answers, ex.time)
+    questions, facts, words, answers, unanswerable, times = zip(*map(size, examples), strict=True)
+    years = [month // 12 for time in times for month in time or () if 0 < month < LAST_MONTH]
+    return {
+        "rows": len(questions),
+        "distinct": len(set(questions)),
+        "facts": f"{np.mean(facts):.1f}" if any(facts) else "-",
+        "words": f"{np.mean(words):.0f}",
+        "most words": max(words),
+        "several answers": f"{100 * np.mean([n > 1 for n in answers]):.1f} %",
+        "unanswerable": f"{100 * np.mean(unanswerable):.1f} %",
+        "years": f"{min(years)} to {max(years)}" if years else "-",
+    }
+
+
+def stats(data_dir=None, n=1000, seed=0):
+    """Rows of a table like the paper's Table 1: n questions of each part of mini, and every official file at hand."""
+    rows = []
+    for name, split in itertools.product(("mini-l2", "mini-l3", *_FILES), ("train", "dev", "test")):
+        path = None if name[:4] == "mini" else find_data(data_dir, name, split, fetch=False)
+        for setting in ("obqa",) if name[:6] == "timeqa" else ("reason", "obqa"):
+            row = {"data": name, "setting": setting, "split": split}
+            if name[:4] == "mini":
+                rows.append(row | {"Table 1": "-"} | statistics(mini(split, name[5:], setting, n, seed)))
+            elif path:
+                examples = read_timeqa(path) if name[:6] == "timeqa" else read_tempreason(path, setting)
+                paper = TABLE_1[name][("train", "dev", "test").index(split)]
+                rows.append(row | {"Table 1": paper} | statistics(examples))
+    return rows
+
+
+def parse_args(argv=None):
+    about = "Look at the data: three generated questions (no flag), more of them, or\nhow large each data set is."
+    p = argparse.ArgumentParser(description=about, epilog=EXAMPLES, formatter_class=Help)
+    whole = functools.partial(number, int)
+    add = p.add_argument_group("what to do").add_argument
+    add("--show", type=whole(1, 10**6), metavar="N", default=3, help="print N questions of mini")
+    add(
+        "--stats", action="store_true", help="count official files, as the paper's Table 1 does, and mini; no downloads"
     )
-    args = p.parse_args()
+    add("--train-tokenizer", metavar="DIR", help="write spiece.model there (the bundled one: assets/tiny-t5)")
+    add = p.add_argument_group("which data").add_argument
+    add("--split", choices=("train", "dev", "test"), default="train", help="of --show")
+    add("--level", choices=("l2", "l3", "mix"), default="mix", help="of --show: a month, or before and after an answer")
+    add("--setting", choices=("reason", "obqa", "mix"), default="mix", help="of --show: facts, prose, or both")
+    add("--data-dir", metavar="DIR", help="of --stats: folder of the official files (default: the download cache)")
+    add("--seed", type=whole(0, 2**31), default=0, help="of the questions, or of the tokenizer's text")
+    return p.parse_args(argv)
+
+
+def main(argv=None):
+    args = parse_args(argv)
     if args.train_tokenizer:
         train_tokenizer(args.train_tokenizer, seed=args.seed)
-        return
-    for ex in mini(args.split, n=args.show, seed=args.seed):
-        print(f"{ex.id}\n  question: {ex.question}\n  context:  {ex.context}\n  answers:  {ex.answers}\n")
+    elif args.stats:
+        rows = stats(args.data_dir, seed=args.seed)
+        if all(row["data"][:4] == "mini" for row in rows):
+            place = args.data_dir or f"{cache_dir()}; name their folder with --data-dir"
+            print(f"no official files in {place}", file=sys.stderr)
+        print(table(rows))
+    else:
+        for ex in mini(args.split, args.level, args.setting, args.show, args.seed):
+            print(f"{ex.id}\n  question: {ex.question}\n  context:  {ex.context}\n  answers:  {ex.answers}\n")
 
 
 if __name__ == "__main__":

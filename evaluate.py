@@ -4,8 +4,9 @@
     python evaluate.py --bench traveler
 
 What is here, top to bottom: EM and F1 after SQuAD normalisation, the bootstrap, the interval rule that stands beside
-every model on ReasonQA, benches and predictions files, TRAVELER (its questions, how answers are read, its tables), the
-command line. A model is needed only inside `main`.
+every model on ReasonQA, benches and predictions files, the comparison of checkpoints (by kind of question, by kind of
+error), TRAVELER (its questions, how answers are read, its tables), plots, the command line. A model is needed only
+inside `main`.
 
 References
 - EM and F1: Rajpurkar et al. 2016 (SQuAD), https://arxiv.org/abs/1606.05250
@@ -31,10 +32,13 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 import data
-from data import MONTHS, SENTENCE, UserError, normalize
+from data import MONTHS, SENTENCE, UserError, normalize, number, table
 
+positive = number(int, 1, 10**9)
+MAX_ANSWER = 48  # pieces of a model's answer, its end among them
 BENCHES = ("mini", "tempreason-l2", "tempreason-l3", "timeqa-easy", "timeqa-hard", "traveler")
 
 
@@ -122,6 +126,16 @@ def paired_bootstrap(a, b, n_boot=10000, seed=0):
 # the rule: what ReasonQA asks of a reader who can subtract
 
 
+def named_fact(example):
+    """(fact, `before` or `after`) that an L3 question ends with, e.g. `... before Acme?`, or None.
+
+    Looked up among the facts, since names themselves may hold "before" or "after"; the longest name that fits.
+    """
+    end = example.question.strip().rstrip("?").rstrip()
+    found = [(f, w) for f in example.facts for w in ("before", "after") if end.endswith(f" {w} {f.object}")]
+    return max(found, key=lambda fw: len(fw[0].object), default=None)
+
+
 def rule_answer(example):
     """Answer from `example.facts` and the wording of the question alone; "" where the rule finds nothing.
 
@@ -134,11 +148,9 @@ def rule_answer(example):
         t = int(m[2]) * 12 + MONTHS.index(m[1])
         meeting = [f for f in example.facts if f.start <= t <= f.end]
         return min(meeting, key=lambda f: f.start).object if meeting else ""
-    # the named object is looked up among the facts: names themselves may hold "before" or "after"
-    named = [(f, w) for f in example.facts for w in ("before", "after") if question.endswith(f" {w} {f.object}")]
-    if not named:
+    if not (named := named_fact(example)):
         return ""
-    x, word = max(named, key=lambda fw: len(fw[0].object))
+    x, word = named
     others = [f for f in example.facts if f.object != x.object]
     if word == "after":
         later = [f for f in others if f.start >= x.end] or [f for f in others if f.start > x.start]
@@ -188,21 +200,19 @@ def read_predictions(path, ids):
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f"{path}: cannot be read as UTF-8 JSON lines ({e})") from e
     found, doubled = {}, []
-    for number, line in enumerate(lines, 1):
+    for at, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as e:
-            raise UserError(f"{path}, line {number}: not valid JSON ({e}), expected one object a line") from e
+            raise UserError(f"{path}, line {at}: not valid JSON ({e}), expected one object a line") from e
         if not isinstance(row, dict):
-            raise UserError(
-                f'{path}, line {number}: expected an object {{"id": ..., "prediction": ...}}, got {row!r:.60}'
-            )
+            raise UserError(f'{path}, line {at}: expected an object {{"id": ..., "prediction": ...}}, got {row!r:.60}')
         for key in ("id", "prediction"):
             if not isinstance(row.get(key), str):
                 got = f"got {row[key]!r:.60}" if key in row else "it is missing"
-                raise UserError(f'{path}, line {number}: "{key}" must be a string, {got}')
+                raise UserError(f'{path}, line {at}: "{key}" must be a string, {got}')
         if row["id"] in found:
             doubled.append(row["id"])
         found[row["id"]] = row["prediction"]
@@ -224,26 +234,74 @@ def save_predictions(path, examples, predictions, v1=False):
     data.write_atomic(Path(path), "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def score_rows(bench, examples, answers, v1=False):
-    """Table rows of one bench, in percent; answers: {system: [prediction]}.
+# ----------------------------------------------------------------------------------------------------------------------
+# checkpoints compared: by kind of question, by kind of error
 
-    Later systems get their difference to the first; `rule` and `no answer` do not, being bars to clear and no rivals.
+BY = ("kind", "century", "facts", "answer", "distance")
+
+
+def question_cells(example):
+    """{one of BY: (place among its siblings, label)}: where a question belongs in each breakdown.
+
+    kind: L2 (a time in the question) or L3 (another answer) and the word before it, for TimeQA the word alone; century:
+    of the time asked about; facts: how many the context has; answer: whether there is one; distance: from the time asked
+    about to the nearest fact of the same subject and relation that is no answer. TimeQA has no facts.
     """
-    em = {k: [exact_match(p, ex.answers) for p, ex in zip(ps, examples, strict=True)] for k, ps in answers.items()}
-    rivals = [k for k in answers if k not in ("rule", "no answer")]
-    rows = []
-    for system, predictions in answers.items():
-        lo, hi = bootstrap_interval(em[system])
-        row = {"system": system, "bench": bench, "n": len(examples)}
-        row |= {"EM": f"{100 * np.mean(em[system]):.1f}", "95 %": f"{100 * lo:.1f} to {100 * hi:.1f}"}
-        # TimeQA is reported in both conventions: they differ by the share of right abstentions
-        for flag, name in (False, "F1"), (True, "F1 v1.1"):
-            if flag == v1 or bench.startswith("timeqa"):
-                scores = [f1(p, ex.answers, flag) for p, ex in zip(predictions, examples, strict=True)]
-                row[name] = f"{100 * np.mean(scores):.1f}"
-        if system in rivals[1:]:
-            row |= versus("EM", em[system], em[rivals[0]], rivals[0])
-        rows.append(row)
+    words = [m[1].lower() for m in data._TIME.finditer(example.question)]
+    named = named_fact(example)
+    kind = f"L3 {named[1]}" if named else "L2 " * bool(example.facts) + (words or ["no time"])[-1]
+    years = [month // 12 for month in example.time or () if 0 < month < data.LAST_MONTH]
+    century = max(18, years[0] // 100 + 1) if years else 0
+    when = f"{data.ordinal(century)} century" if century > 18 else "before 1800" if years else "no year"
+    n, first, last = len(example.facts), *(example.time or (0, 0))
+    size = next((i for i, top in enumerate((0, 3, 5, 9)) if n <= top), 4)
+    asked = [
+        f for f in example.facts if (f.subject, f.relation) == (example.facts[0].subject, example.facts[0].relation)
+    ]
+    wrong = [f for f in asked if example.time and f.object not in example.answers]
+    months = min((max(f.start - last, first - f.end, 0) for f in wrong), default=None)
+    far = 4 if months is None else next((i for i, top in enumerate((0, 11, 59)) if months <= top), 3)
+    distances = ("adjoins", "under 1 year away", "1 to 5 years away", "5 years away or more")
+    return {
+        "kind": (kind, kind),
+        "century": (century, when),
+        "facts": (size, f"{('no', '1 to 3', '4 or 5', '6 to 9', '10 or more')[size]} facts"),
+        "answer": ("" in example.answers, "unanswerable" if "" in example.answers else "answerable"),
+        "distance": (far, f"wrong fact {distances[far]}" if wrong else "no wrong fact"),
+    }
+
+
+def breakdown(examples, by=BY):
+    """{"all" or one of `by`: {label: indices of its questions}}; what would have one part only is left out."""
+    cells, parts = list(map(question_cells, examples)), {"all": {"all": np.arange(len(examples))}}
+    for name in by:
+        values = [c[name] for c in cells]
+        if len(set(values)) > 1:
+            parts[name] = {v[1]: np.flatnonzero([v == x for x in values]) for v in sorted(set(values))}
+    return parts
+
+
+def score_rows(bench, examples, answers, v1=False, parts=None):
+    """Table rows of one bench and its `parts` (of `breakdown`), in percent; answers: {system: [prediction]}.
+
+    Later systems get their difference to the first; `rule` and `no answer` do not, being bars to clear and no rivals;
+    they stand only in the rows of all questions. Of twenty parts, one has p < 0.05 by chance.
+    """
+    rivals, rows = [k for k in answers if k not in ("rule", "no answer")], []
+    # TimeQA is reported in both conventions: they differ by the share of right abstentions
+    flags = [(f, name) for f, name in ((False, "F1"), (True, "F1 v1.1")) if f == v1 or bench.startswith("timeqa")]
+    score = lambda how, ps: np.array([how(p, ex.answers) for p, ex in zip(ps, examples, strict=True)])
+    em = {k: score(exact_match, ps) for k, ps in answers.items()}
+    f1s = {k: [(name, score(functools.partial(f1, v1=f), ps)) for f, name in flags] for k, ps in answers.items()}
+    for label, at in itertools.chain(*(part.items() for part in (parts or breakdown(examples, ())).values())):
+        for system in answers if label == "all" else rivals:
+            lo, hi = bootstrap_interval(em[system][at])
+            row = {"system": system, "bench": bench, "questions": label, "n": len(at)}
+            row |= {"EM": f"{100 * em[system][at].mean():.1f}", "95 %": f"{100 * lo:.1f} to {100 * hi:.1f}"}
+            row |= {column: f"{100 * scores[at].mean():.1f}" for column, scores in f1s[system]}
+            if system in rivals[1:]:
+                row |= versus("EM", em[system][at], em[rivals[0]][at], rivals[0])
+            rows.append(row)
     return rows
 
 
@@ -254,17 +312,66 @@ def versus(measure, a, b, name):
     return {f"{measure} - {name}": shown, "p": "< 0.001" if p < 0.001 else f"{p:.3f}"}
 
 
-def table(rows):
-    """Aligned Markdown table of dicts; its columns are the keys in order of appearance, "-" where a row lacks one."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    padded = []  # by column
-    for column in columns:
-        cells = [column, ""] + [str(row.get(column, "-")).replace("|", "\\|") for row in rows]
-        width, left = max(3, *map(len, cells)), column in ("system", "bench", "category")
-        cells = [cell.ljust(width) if left else cell.rjust(width) for cell in cells]
-        cells[1] = "-" * width if left else "-" * (width - 1) + ":"
-        padded.append(cells)
-    return "\n".join("| " + " | ".join(line) + " |" for line in zip(*padded, strict=True))
+KINDS = ("right", "remote", "proximal", "other", "empty", "malformed")
+
+
+def answer_kinds(example, predictions, cut=()):
+    """What each answer to one question is: one of KINDS, in some cases with a reason in brackets.
+
+    remote, proximal: a wrong answer that section 3.2 of the paper calls so and that stands in the context, as
+    `data.negatives` finds it. malformed: neither, and cut off before its end (cut: flags, as many as predictions), or
+    neither words of the context nor the object of a fact, be it by repeating itself. other: the rest, such as another
+    spelling of a right answer, or half of a name.
+    """
+    kinds, wrong = ["right" if exact_match(p, example.answers) else "" for p in predictions], ((), ())
+    if not all(kinds):  # more than any context holds, in halves; both lists repeat themselves to that number
+        wrong = [list(dict.fromkeys(found)) for found in data.negatives(example, "both", 2000)]
+    known = f" {normalize(' '.join([example.context, *(f.object for f in example.facts)]))} "
+    for i, p in enumerate(predictions):
+        said, same = normalize(p), lambda texts, p=p: any(data.same_answer(p, x) for x in texts)
+        kinds[i] = kinds[i] or (
+            "empty" if not said
+            else "other (another spelling)" if same(example.answers)
+            else "remote" if same(wrong[0])
+            else "proximal" if same(wrong[1])
+            else "malformed (no end)" if any(cut[i : i + 1])
+            else "other" if f" {said} " in known
+            else "malformed (repeats)" if re.search(r"(?:^| )(\S+(?: \S+)*?) \1(?: |$)", said[:500])
+            else "malformed (not in the context)"
+        )  # fmt: skip
+    return kinds
+
+
+def errors(bench, examples, answers, n, cut, seed=0):
+    """Text after the paper's Table 8: all answers by kind, then n questions that the first system gets right and a later
+    one wrong; of a single system, n that it gets wrong. cut: {system: [whether the answer was cut off]}, where known."""
+    flags = [cut.get(k, [False] * len(examples)) for k in answers]
+    rows = zip(examples, zip(*answers.values()), zip(*flags), strict=True)
+    rows = tqdm(rows, desc="errors", unit="q", total=len(examples), leave=False, disable=None)  # slow on long texts
+    by_question = [answer_kinds(*row) for row in rows]
+    kinds = dict(zip(answers, zip(*by_question), strict=True))
+    count = {k: Counter(x.split()[0] for x in found) for k, found in kinds.items()}
+    out = [table([{"system": k, "bench": bench} | {x: c[x] for x in KINDS} for k, c in count.items()])]
+    first, *later = kinds
+    for system in later or [first]:
+        right = [not later or k == "right" for k in kinds[first]]
+        found = [i for i, k in enumerate(kinds[system]) if right[i] and k != "right"]
+        told = f"{first} right, {system} wrong" if later else f"{system} wrong"
+        shares = Counter(kinds[system][i].split()[0] for i in found)
+        told += f": {len(found)} of {len(examples)} questions"
+        told += f" ({', '.join(f'{shares[k]} {k}' for k in KINDS if shares[k])})" * bool(found)
+        if later:
+            back = sum(b == "right" != a for a, b in zip(kinds[first], kinds[system], strict=True))
+            told += f"; {system} right, {first} wrong: {back}"
+        out.append(told)
+        for i in draw(found, n, seed):
+            ex = examples[i]
+            text = data.select_passages(ex.question, ex.context, 150, lambda t: len(t.split()))
+            said = {"id": ex.id, "context": text, "question": ex.question}
+            said |= {k: f"{answers[k][i] or '-'}  [{kinds[k][i]}]" for k in answers}
+            said["accepted"] = " | ".join(a or "-" for a in ex.answers)
+            out.append("\n".join(f"  {k + ':':{3 + max(map(len, said))}}{v}" for k, v in said.items()))
+    return "\n\n".join(out)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -845,32 +952,81 @@ def picture(system, categories):
     return "\n".join([*lines, " " * 6 + "".join(f"{n:{width}}" for n in lengths)])
 
 
-def import_pyplot():
+# ----------------------------------------------------------------------------------------------------------------------
+# plots
+
+
+def import_pyplot(path):
+    """matplotlib.pyplot for the plot `path`, before anything long; UserError where there is none or no such format"""
     try:
         import matplotlib
     except ImportError:
         raise UserError("--plot needs matplotlib; pip install matplotlib, or leave the flag out") from None
+    if Path(path).suffix not in (".svg", ".png"):
+        raise UserError(f"--plot {path}: expected a name that ends in .svg or .png")
+    make_directory("--plot", Path(path).parent)
     matplotlib.use("Agg")  # no window
     import matplotlib.pyplot
 
     return matplotlib.pyplot
 
 
-def plot(path, results, pyplot):
-    """The same for all systems as a file: SVG, PNG or whatever its name ends in; pyplot: from `import_pyplot`."""
-    fig, axes = pyplot.subplots(1, len(CATEGORIES), sharey=True, figsize=(12, 4))
-    for ax, category in zip(axes, CATEGORIES, strict=True):
-        for system, categories in results.items():
-            scores = categories.get(category, {}).get("by_length", {})
-            ax.plot(list(scores), [100 * s for s in scores.values()], marker="o", label=system)
-        ax.set(title=category, xlabel="events", ylim=(0, 102))
-    axes[0].set_ylabel("score, %")
-    axes[-1].legend()
+def training_curves(runs):
+    """Panels of the losses, rewards, KL and dev scores in the metrics.jsonl of those `runs` that have one."""
+    found = {}  # measure -> run -> steps, values
+    for run in runs:
+        path = Path(run) / "metrics.jsonl"
+        for _, line in data._lines(path) if path.is_file() else ():
+            try:
+                row = dict(json.loads(line))
+            except (ValueError, TypeError):  # a power cut may leave half a line
+                continue
+            for key, value in row.items():
+                measured = isinstance(value, (int, float)) and "step" in row
+                if measured and re.fullmatch(r"(?:\w+_)?(?:loss|em|f1)|reward|kl", key):
+                    x, y = found.setdefault(key, {}).setdefault(run, ([], []))
+                    x.append(row["step"])
+                    y.append(value)
+    return [(key, "step", "", series) for key, series in found.items()]
+
+
+def breakdown_panels(bench, parts, rows):
+    """Panels of the rows of `score_rows`: EM with its interval, a panel for each breakdown, a series for each system."""
+    panels = []
+    for name, part in parts.items():
+        series = {}  # system -> labels, EM, lower and upper ends
+        for r in rows:
+            if r["bench"] == bench and r["questions"] in part:
+                point = [r["questions"], *map(float, [r["EM"], *r["95 %"].split(" to ")])]
+                series.setdefault(r["system"], []).append(point)
+        panels.append((f"{bench}: {name}", "EM, %", "", {k: list(zip(*points)) for k, points in series.items()}))
+    return panels
+
+
+def plot(path, panels, pyplot):
+    """Draws panels (title, label of x, label of y, {series: (x, y)}) in rows of three into a file, SVG or PNG.
+
+    Series of four, (names, values, lower ends, upper ends), are drawn as bars. An axis in % shows the whole scale.
+    pyplot: from `import_pyplot`.
+    """
+    height = -(-len(panels) // 3)
+    fig, axes = pyplot.subplots(height, 3, squeeze=False, figsize=(15, 4 * height), layout="constrained")
+    for ax, (title, x_label, y_label, series) in zip(axes.flat, panels):
+        for k, (name, (x, y, *ends)) in enumerate(series.items()):
+            if not ends:
+                ax.plot(x, y, marker="o" if len(x) < 20 else None, label=name)
+                continue
+            low, high = np.array(y) - ends[0], np.array(ends[1]) - y
+            at, width = -np.arange(len(x)), 0.8 / len(series)  # downwards
+            ax.barh(at - k * width, y, width, xerr=(low.clip(0), high.clip(0)), label=name)
+            ax.set_yticks(at - 0.4 + width / 2, x)
+        limits = {f"{axis}lim": (0, 102) for axis, label in (("x", x_label), ("y", y_label)) if "%" in label}
+        ax.set(title=title, xlabel=x_label, ylabel=y_label, **limits)
+        ax.legend()
+    for ax in axes.flat[len(panels) :]:
+        ax.remove()
     buffer = io.BytesIO()
-    try:
-        fig.savefig(buffer, format=Path(path).suffix[1:] or "svg", bbox_inches="tight")
-    except ValueError as e:
-        raise UserError(f"--plot {path}: {e}; expected a name that ends in .svg or .png") from e
+    fig.savefig(buffer, format=Path(path).suffix[1:])
     data.write_atomic(Path(path), buffer.getvalue())
 
 
@@ -878,63 +1034,55 @@ def plot(path, results, pyplot):
 # command line
 
 EXAMPLES = """examples:
-  python evaluate.py --ckpt runs/sft runs/ppo
-      two runs on 500 generated questions, with the difference between them
-  python evaluate.py --bench tempreason-l2 tempreason-l3 --data-dir official --ckpt runs/ppo --beams 4
-      the official test files in ./official, beam search
-  python evaluate.py --bench timeqa-hard --predictions mine.jsonl
-      the score of anybody's predictions; no model is loaded
-  python evaluate.py --bench traveler --dump-prompts prompts.jsonl --prompt-style sentences --cot
-  python evaluate.py --bench traveler --predictions answers.jsonl
-      TRAVELER for any chat model: write its prompts, then score what it said
+  python evaluate.py --ckpt runs/sft runs/ppo --errors 20 --plot runs.svg
+      two runs on 500 generated questions: the differences by kind of question,
+      20 questions that only the first gets right, training curves
+  python evaluate.py --bench timeqa-hard --data-dir DIR --predictions mine.jsonl
+      anybody's answers to an official test file in DIR; no model is loaded
+  python evaluate.py --bench traveler --dump-prompts prompts.jsonl
+      TRAVELER for any chat model; its answers are scored with --predictions
 """
 
 
-def positive(text):
-    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text!r}")
-    return int(text)
-
-
-def make_directory(path):
+def make_directory(flag, path):
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise UserError(f"--out {path}: cannot make this folder ({e.strerror})") from e
+        raise UserError(f"{flag} {path}: cannot make this folder ({e.strerror})") from e
 
 
 def parse_args(argv=None):
-    p = argparse.ArgumentParser(
-        description="Score checkpoints or a predictions file; print one table.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = p.add_argument
-    bench_help = f"one or several of {', '.join(BENCHES)} (default: mini)"
-    add("--bench", nargs="+", choices=BENCHES, metavar="BENCH", default=["mini"], help=bench_help)
-    ckpt_help = "run directories or model names (default: runs/sft, else `tiny`; traveler: `tiny`)"
+    about = "Score checkpoints or a predictions file, compare them, print one table."
+    p = argparse.ArgumentParser(description=about, epilog=EXAMPLES, formatter_class=data.Help)
+    add = p.add_argument_group("who answers").add_argument
+    ckpt_help = "run directories or models (default: runs/sft, else `tiny`; traveler: `tiny`)"
     add("--ckpt", nargs="+", metavar="DIR", help=ckpt_help)
-    add(
-        "--setting",
-        choices=("reason", "obqa", "mix"),
-        default="reason",
-        help="facts or free text; no meaning for TimeQA and TRAVELER; mix: mini only (default: %(default)s)",
-    )
-    add("--split", choices=("test", "dev", "train"), default="test", help="which questions (default: %(default)s)")
+    add("--predictions", metavar="FILE", help='score these lines {"id": ..., "prediction": ...} too; one --bench only')
+    add("--beams", type=positive, default=1, help="beams of the search, 1 = greedy")
+    add("--batch-size", type=positive, default=32, help="questions at a time")
+    add("--device", help="cpu, cuda or cuda:1 (default: cuda if there is one, else cpu)")
+    add = p.add_argument_group("which questions").add_argument
+    add("--bench", nargs="+", choices=BENCHES, metavar="BENCH", default=["mini"],
+        help=f"one or several of {', '.join(BENCHES)} (default: mini)")  # fmt: skip
+    add("--setting", choices=("reason", "obqa", "mix"), default="reason",
+        help="facts or free text, not for TimeQA and TRAVELER; mix: mini only")  # fmt: skip
+    add("--split", choices=("test", "dev", "train"), default="test", help="of the bench")
     add("--data-dir", metavar="DIR", help="folder of the official files (default: the download cache)")
     add("--n", type=positive, help="number of questions, drawn by --seed (default: all; mini: 500)")
-    add("--seed", type=int, default=0, help="of mini's questions and of the draw of --n (default: %(default)s)")
-    add("--beams", type=positive, default=1, help="beams of the search, 1 = greedy (default: %(default)s)")
-    add("--batch-size", type=positive, default=32, help="questions at a time (default: %(default)s)")
-    add("--device", help="cpu, cuda or cuda:1 (default: cuda if there is one, else cpu)")
-    add("--predictions", metavar="FILE", help='also score JSON lines {"id": ..., "prediction": ...}; one --bench only')
+    add("--seed", type=number(int, 0, 2**31), default=0, help="of mini's questions and of all draws")
+    add = p.add_argument_group("what is shown").add_argument
+    add("--by", nargs="*", choices=BY, metavar="KIND", default=list(BY),
+        help=f"break down by these; nothing behind it: totals only (default: {' '.join(BY)})")  # fmt: skip
+    add("--errors", type=positive, metavar="N",
+        help="answers by kind, and N questions that the first system gets right and another one wrong")  # fmt: skip
+    add("--plot", metavar="FILE", help="training curves of the runs, and the breakdown, as .svg or .png (matplotlib)")
     add("--squad-v1", action="store_true", help="F1 of a right empty answer is 0, as in SQuAD 1.1 (default: 1)")
     add("--out", metavar="DIR", help="folder for predictions and TRAVELER's results.json (default: each run's own one)")
-    add("--traveler-dir", metavar="DIR", help="TRAVELER's questions from official files (default: generated)")
-    add("--dump-prompts", metavar="FILE", help='only write TRAVELER\'s prompts, JSON lines {"id": ..., "prompt": ...}')
-    add("--prompt-style", choices=("json", "sentences"), default="json", help="events in them (default: %(default)s)")
-    add("--cot", action="store_true", help="they ask for steps before the answer (default: the answer alone)")
-    add("--plot", metavar="FILE", help="TRAVELER's scores against length as .svg or .png; needs matplotlib")
+    add = p.add_argument_group("TRAVELER").add_argument
+    add("--traveler-dir", metavar="DIR", help="its questions from official files (default: generated)")
+    add("--dump-prompts", metavar="FILE", help='only write its prompts, JSON lines {"id": ..., "prompt": ...}')
+    add("--prompt-style", choices=("json", "sentences"), default="json", help="events in the prompts")
+    add("--cot", action="store_true", help="prompts ask for steps before the answer (default: the answer alone)")
     return p.parse_args(argv)
 
 
@@ -943,20 +1091,17 @@ def main(argv=None):
     benches, ckpts = list(dict.fromkeys(args.bench)), list(dict.fromkeys(args.ckpt or []))
     if args.predictions and len(benches) > 1:
         raise UserError("--predictions belongs to one bench: give one --bench")
-    for flag in ("traveler_dir", "dump_prompts", "plot"):
+    for flag in ("traveler_dir", "dump_prompts"):
         if getattr(args, flag) and "traveler" not in benches:
             raise UserError(f"--{flag.replace('_', '-')} belongs to TRAVELER: give --bench traveler with it")
+    if args.errors and benches == ["traveler"]:
+        raise UserError("--errors knows no kinds of error in TRAVELER: leave it out, or give another --bench too")
     if "traveler" in benches and args.split != "test":
         raise UserError(f"--split {args.split}: TRAVELER is a test set; leave --split out")
-    pyplot = import_pyplot() if args.plot else None  # before the long part, as with the folders below
-    questions, examples = [], {}
-    for b in benches:
-        if b == "traveler":
-            questions = read_traveler(args.traveler_dir) if args.traveler_dir else traveler_questions()
-            questions = draw(questions, args.n, args.seed)
-            examples[b] = [traveler_example(q) for q in questions]
-        else:
-            examples[b] = load_bench(b, args.setting, args.split, args.data_dir, args.n, args.seed)
+    questions = []
+    if "traveler" in benches:
+        questions = read_traveler(args.traveler_dir) if args.traveler_dir else traveler_questions()
+        questions = draw(questions, args.n, args.seed)
     if args.dump_prompts:
         prompts = ({"id": q.id, "prompt": traveler_prompt(q, args.prompt_style, args.cot)} for q in questions)
         data.write_atomic(Path(args.dump_prompts), "".join(json.dumps(row) + "\n" for row in prompts))
@@ -969,28 +1114,41 @@ def main(argv=None):
             found = "using the bundled model; train one: python tsqa.py --stage sft --data traveler --out runs/traveler"
         print(f"no --ckpt: {found}", file=sys.stderr)  # stdout is for the table
 
-    answers = {b: {} for b in benches}  # bench -> system -> predictions
-    given = args.predictions and read_predictions(args.predictions, [ex.id for ex in examples[benches[0]]])
-
-    outs = [Path(args.out)] if args.out else []  # where results.json of TRAVELER goes
-    for ckpt in ckpts:
+    # whatever can go wrong is tried before the long part: plot, models (one at a time, for the memory), data, folders
+    pyplot = import_pyplot(args.plot) if args.plot else None
+    panels, loaded = training_curves(ckpts) if args.plot else [], None
+    for ckpt in reversed(ckpts):
         import tsqa  # here, because tsqa imports this file
 
-        out = Path(args.out) if args.out else Path(ckpt)
+        loaded = tsqa.load_run(ckpt, args.device)
+    examples = {
+        b: list(map(traveler_example, questions))
+        if b == "traveler"
+        else load_bench(b, args.setting, args.split, args.data_dir, args.n, args.seed)
+        for b in benches
+    }
+    given = args.predictions and read_predictions(args.predictions, [ex.id for ex in examples[benches[0]]])
+    folders = {}  # ckpt -> where its predictions go, or None
+    for ckpt in ckpts:
+        out = Path(args.out or ckpt)
         if args.out and len(ckpts) > 1:
             out /= re.sub(r"\W+", "-", ckpt).strip("-")
-        if not args.out and not (out / "args.json").is_file():
+        if args.out:
+            make_directory("--out", out)
+        elif not (out / "args.json").is_file():
             out = None  # somebody else's model directory, or a name: not ours to write into
             print(f"{ckpt} is not a run directory: give --out to keep its predictions", file=sys.stderr)
-        elif not args.out:
-            outs.append(out)
-        else:
-            make_directory(out)  # before the long part: a folder that cannot be made must not cost an hour of decoding
-        model, tokenizer, tagger, told = tsqa.load_run(ckpt, args.device)
+        folders[ckpt] = out
+    outs = [Path(args.out)] if args.out else [f for f in folders.values() if f]  # where results.json of TRAVELER goes
+
+    answers, cut = ({b: {} for b in benches} for _ in range(2))  # bench -> system -> predictions, whether they were cut
+    for ckpt in ckpts:
+        model, tokenizer, tagger, told = loaded or tsqa.load_run(ckpt, args.device)
+        loaded = None
         for b in benches:
-            if b == "traveler" and (cut := count_cut(examples[b], tokenizer, model.config.max_source)):
+            if b == "traveler" and (over := count_cut(examples[b], tokenizer, model.config.max_source)):
                 limit = f"the {model.config.max_source} pieces of {ckpt}"
-                print(f"{cut} of {len(questions)} contexts exceed {limit}: sentences were left out", file=sys.stderr)
+                print(f"{over} of {len(questions)} contexts exceed {limit}: sentences were left out", file=sys.stderr)
             answers[b][ckpt] = tsqa.predict(
                 model,
                 tokenizer,
@@ -998,36 +1156,47 @@ def main(argv=None):
                 examples[b],
                 num_beams=args.beams,
                 batch_size=args.batch_size,
+                max_new_tokens=MAX_ANSWER,
                 passages=told.get("passages", "relevant"),
             )
-            if out:
+            if args.errors:  # an answer that leaves no room for its end
+                cut[b][ckpt] = [len(tokenizer.encode(p)) > MAX_ANSWER for p in answers[b][ckpt]]
+            if folders[ckpt]:
                 name = "predictions.jsonl" if len(benches) == 1 else f"predictions-{b}.jsonl"
                 if b == "traveler":
-                    save_answers(out / name, questions, answers[b][ckpt])
+                    save_answers(folders[ckpt] / name, questions, answers[b][ckpt])
                 else:
-                    save_predictions(out / name, examples[b], answers[b][ckpt], args.squad_v1)
+                    save_predictions(folders[ckpt] / name, examples[b], answers[b][ckpt], args.squad_v1)
 
-    rows = []
+    rows, texts = [], []
     for b in benches:
         if args.predictions:
             answers[b]["predictions"] = given
         if b == "traveler":
             continue
+        if args.errors:
+            texts.append(errors(b, examples[b], answers[b], args.errors, cut[b], args.seed))
         if args.setting == "reason" and not b.startswith("timeqa"):
             answers[b]["rule"] = [rule_answer(ex) for ex in examples[b]]
         if any("" in ex.answers for ex in examples[b]):
             answers[b]["no answer"] = [""] * len(examples[b])  # what saying nothing scores
-        rows += score_rows(b, examples[b], answers[b], args.squad_v1)
+        parts = breakdown(examples[b], args.by)
+        rows += score_rows(b, examples[b], answers[b], args.squad_v1, parts)
+        panels += breakdown_panels(b, parts, rows)
     if rows:
-        print(table(rows))
+        print("\n\n".join([table(rows), *texts]))
     if questions:
         results = traveler_results(questions, answers["traveler"])
         for out in outs:
             saved = {"bench": "traveler", "n": len(questions), "systems": results}
             data.write_atomic(out / "results.json", json.dumps(saved, indent=2) + "\n")
         print("\n".join([traveler_tables(results), *("\n" + picture(k, results[k]) for k in answers["traveler"])]))
-        if args.plot:
-            plot(args.plot, results, pyplot)
+        for category in CATEGORIES:
+            found = {k: c[category]["by_length"] for k, c in results.items() if category in c}
+            series = {k: (list(v), [100 * x for x in v.values()]) for k, v in found.items()}
+            panels.append((category, "events", "score, %", series))
+    if args.plot:
+        plot(args.plot, panels, pyplot)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+import data
 import evaluate as ev
 from data import Example, Fact, UserError, read_tempreason, run
 
@@ -286,7 +287,7 @@ def bench(monkeypatch, tmp_path):
     """main() on three questions, with two runs that answer one and three of them"""
     asked = []
 
-    def predict(model, tokenizer, tagger, examples, num_beams=1, batch_size=32, passages="relevant"):
+    def predict(model, tokenizer, tagger, examples, num_beams=1, batch_size=32, max_new_tokens=0, passages=""):
         asked.append((model, num_beams, batch_size))
         return ["Odell" if i == 0 or model.endswith("good") else "Varn FC" for i in range(len(examples))]
 
@@ -316,6 +317,7 @@ def test_one_checkpoint(bench, capsys):
     assert poor == {
         "system": "runs/poor",
         "bench": "mini",
+        "questions": "all",
         "n": "3",
         "EM": "33.3",
         "95 %": "0.0 to 100.0",
@@ -351,7 +353,7 @@ def test_timeqa_shows_both_conventions_and_no_rule(bench, capsys, monkeypatch):
     rows = [example("a"), example("b", answers=[""])]
     monkeypatch.setattr(ev, "load_bench", lambda *a: rows)
     Path("mine.jsonl").write_text(lines(row("a", "Varn"), row("b", "")))
-    ev.main(["--bench", "timeqa-easy", "--predictions", "mine.jsonl"])
+    ev.main(["--bench", "timeqa-easy", "--predictions", "mine.jsonl", "--by"])
     mine, nothing = columns(capsys.readouterr().out)
     assert (mine["EM"], mine["F1"], mine["F1 v1.1"]) == ("50.0", "83.3", "33.3")
     assert (nothing["system"], nothing["EM"], nothing["F1"], nothing["F1 v1.1"]) == ("no answer", "50.0", "50.0", "0.0")
@@ -408,13 +410,16 @@ def test_load_bench_draws_by_seed(monkeypatch):
     "argv, message",
     [
         (["--bench", "squad"], "invalid choice: 'squad'"),
-        (["--n", "0"], "--n: expected a whole number above 0, got '0'"),
+        (["--n", "0"], "--n: expected a whole number from 1 to 1000000000, got '0'"),
         (["--beams", "-1"], "--beams: expected"),
-        (["--batch-size", "many"], "--batch-size: expected a whole number above 0, got 'many'"),
+        (["--batch-size", "many"], "--batch-size: expected a whole number from 1 to 1000000000, got 'many'"),
         (["--bench", "tempreason-l2", "--setting", "mix"], "error: --setting mix exists only for mini"),
         (["--bench", "mini", "tempreason-l2", "--predictions", "p"], "error: --predictions belongs to one bench"),
         (["--predictions", "absent.jsonl"], "error: absent.jsonl: cannot be read"),
         (["--ckpt", "runs/poor", "--out", "file/x"], "error: --out file/x: cannot make this folder"),
+        (["--seed", "-1"], "--seed: expected a whole number from 0 to"),
+        (["--by", "colour"], "invalid choice: 'colour'"),
+        (["--bench", "traveler", "--errors", "5"], "error: --errors knows no kinds of error in TRAVELER"),
     ],
 )
 def test_bad_arguments_exit_2_with_a_sentence(bench, capsys, argv, message):
@@ -425,12 +430,41 @@ def test_bad_arguments_exit_2_with_a_sentence(bench, capsys, argv, message):
     assert e.value.code == 2 and message in err and "Traceback" not in err
 
 
-def test_every_flag_has_help(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")  # no wrapping inside "(default: 32)"
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--ckpt", "runs/good", "runs/bad"], "runs/bad is broken"),
+        (["--ckpt", "runs/bad", "runs/good"], "runs/bad is broken"),
+        (["--ckpt", "runs/good", "--bench", "mini", "timeqa-easy", "--data-dir", "absent"], "absent is not a folder"),
+        (["--ckpt", "runs/good", "--predictions", "absent.jsonl"], "absent.jsonl: cannot be read"),
+        (["--ckpt", "runs/good", "runs/poor", "--out", "file"], "--out file/runs-good: cannot make this folder"),
+    ],
+)
+def test_what_cannot_work_is_noticed_before_anything_is_decoded(bench, monkeypatch, argv, message):
+    Path("file").write_text("")
+
+    def load(name, device=None):
+        if name == "runs/bad":
+            raise UserError("runs/bad is broken")
+        return name, None, None, {}
+
+    monkeypatch.setattr(sys.modules["tsqa"], "load_run", load)
+    with pytest.raises(UserError, match=message):
+        ev.main(argv)
+    assert bench == []
+
+
+@pytest.mark.parametrize("main, examples", [(ev.main, 3), (data.main, 3)])
+def test_help_fits_a_screen_and_shows_every_default(capsys, monkeypatch, main, examples):
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit):
-        ev.main(["--help"])
-    options, examples = capsys.readouterr().out.split("options:\n")[1].split("examples:\n")
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert len(text.splitlines()) <= 100 and max(map(len, text.splitlines())) <= 80
+    options, shown = text.split("options:\n")[1].split("examples:\n")
+    assert shown.count("  python ") == examples and options.count("\n\n") >= 2  # groups
     flags = re.split(r"\n  (?=-)", options.strip())
-    assert len(flags) == 19 and all(re.search(r"\s{2,}\S+ \S+", flag) for flag in flags)
-    assert sum("(default: " in flag for flag in flags) == 15  # not --help, --predictions, --dump-prompts, --plot
-    assert examples.count("python evaluate.py") == 5 and "(default: 32)" in options
+    switches = ("-h", "--stats", "--train-tokenizer", "--predictions", "--errors", "--plot", "--dump-prompts")
+    for flag in flags:
+        assert re.search(r"\s{2,}\S+ \S+", flag)
+        assert flag.count("(default:") == (not flag.startswith(switches)), flag

@@ -882,7 +882,6 @@ def test_bad_predictions(folder, capsys, edit, message):
     [
         (["--dump-prompts", "x"], "--dump-prompts belongs to TRAVELER"),
         (["--traveler-dir", "x"], "--traveler-dir belongs to TRAVELER"),
-        (["--plot", "x.svg"], "--plot belongs to TRAVELER"),
         (["--bench", "traveler", "--traveler-dir", "absent"], "100Events.json: cannot be read"),
         (["--bench", "traveler", "--prompt-style", "xml"], "invalid choice: 'xml'"),
         (["--bench", "traveler", "--split", "dev"], "--split dev: TRAVELER is a test set"),
@@ -901,7 +900,7 @@ def model(monkeypatch, folder):
     """A model that knows everything, of 600 pieces (words here)"""
     asked = []
 
-    def predict(model, tokenizer, tagger, examples, num_beams=1, batch_size=32, passages="relevant"):
+    def predict(model, tokenizer, tagger, examples, num_beams=1, batch_size=32, max_new_tokens=0, passages=""):
         asked.extend(examples)
         return [ex.answers[0] for ex in examples]
 
@@ -944,12 +943,15 @@ def test_plot(monkeypatch, folder, capsys):
     with pytest.raises(UserError, match="pip install matplotlib"):
         ev.main([*argv, "a.svg"])
     assert capsys.readouterr().out == ""  # before the long part
+    with pytest.raises(UserError, match="p.gif: expected a name that ends in .svg or .png"):
+        monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace())
+        ev.main([*argv, "p.gif"])
     drawn = []
-    ax = SimpleNamespace(plot=lambda x, y, **_: drawn.append((x, y)), set=lambda **_: 0)
-    ax.set_ylabel = ax.legend = lambda *_: 0
-    fig = SimpleNamespace(savefig=lambda f, format, bbox_inches: f.write(format.encode()))
-    pyplot = SimpleNamespace(subplots=lambda *_, **__: (fig, [ax] * 3))
+    ax = SimpleNamespace(plot=lambda x, y, label, **_: drawn.append((label, x, y)), set=lambda **_: 0, legend=lambda: 0)
+    fig = SimpleNamespace(savefig=lambda f, format: f.write(format.encode()))
+    pyplot = SimpleNamespace(subplots=lambda *_, **__: (fig, np.array([[ax] * 3])))
     monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace(use=lambda _: 0, pyplot=pyplot))
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", pyplot)
     ev.main([*argv, "a.png"])
-    assert Path("a.png").read_text() == "png" and len(drawn) == 15 and drawn[0][0] == list(ev.LENGTHS)
+    assert Path("a.png").read_text() == "png" and len(drawn) == 15
+    assert drawn[0][:2] == ("predictions", list(ev.LENGTHS)) and 0 < max(drawn[0][2]) <= 100
