@@ -250,7 +250,7 @@ def question_cells(example):
     words = [m[1].lower() for m in data._TIME.finditer(example.question)]
     named = named_fact(example)
     kind = f"L3 {named[1]}" if named else "L2 " * bool(example.facts) + (words or ["no time"])[-1]
-    years = [month // 12 for month in example.time or () if 0 < month < data.LAST_MONTH]
+    years = [month // 12 for month in example.time or () if month]  # `before 1921` starts at 0
     century = max(18, years[0] // 100 + 1) if years else 0
     when = f"{data.ordinal(century)} century" if century > 18 else "before 1800" if years else "no year"
     n, first, last = len(example.facts), *(example.time or (0, 0))
@@ -266,7 +266,7 @@ def question_cells(example):
         "kind": (kind, kind),
         "century": (century, when),
         "facts": (size, f"{('no', '1 to 3', '4 or 5', '6 to 9', '10 or more')[size]} facts"),
-        "answer": ("" in example.answers, "unanswerable" if "" in example.answers else "answerable"),
+        "answer": (0, "unanswerable" if "" in example.answers else "answerable"),
         "distance": (far, f"wrong fact {distances[far]}" if wrong else "no wrong fact"),
     }
 

@@ -119,6 +119,7 @@ def test_rows_of_the_parts_add_up_and_p_is_that_of_a_direct_computation():
         at = next(part[label] for part in parts.values() if label in part)
         diff = (em["b"] - em["a"])[at]
         row = next(r for r in rows if r["questions"] == label and r["system"] == "b")
+        assert row["95 %"] == "{:.1f} to {:.1f}".format(*ev.bootstrap_interval(100 * em["b"][at]))
         assert float(row["EM - a"].split()[0]) == pytest.approx(100 * diff.mean(), abs=0.051)
         values, centre = list(diff), diff.mean()
         means = [sum(rng.choices(values, k=len(values))) / len(values) - centre for _ in range(4000)]
