@@ -1686,9 +1686,7 @@ def parse_args(argv=None):
     whole = functools.partial(number, int)
     add = p.add_argument_group("what to do").add_argument
     add("--show", type=whole(1, 10**6), metavar="N", default=3, help="print N questions of mini")
-    add(
-        "--stats", action="store_true", help="count official files, as the paper's Table 1 does, and mini; no downloads"
-    )
+    add("--stats", action="store_true", help="count official files, as the paper's Table 1 does, and mini; no download")
     add("--train-tokenizer", metavar="DIR", help="write spiece.model there (the bundled one: assets/tiny-t5)")
     add = p.add_argument_group("which data").add_argument
     add("--split", choices=("train", "dev", "test"), default="train", help="of --show")
