@@ -59,7 +59,13 @@ def run(main):
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """argparse help that shows each default behind its flag."""
+    """argparse help that shows each default behind its flag, and no usage: the groups name every flag."""
+
+    def add_usage(self, usage, actions, groups, prefix=None):
+        super().add_usage("%(prog)s [flags]    (--help shows all of them, with examples)", actions, groups, prefix)
+
+    def _get_default_metavar_for_optional(self, action):
+        return getattr(action.type, "metavar", action.dest.upper().split("_")[-1])
 
     def _get_help_string(self, action):
         told = action.default is None or action.default in ([], argparse.SUPPRESS) or isinstance(action.default, bool)
@@ -1596,14 +1602,25 @@ def train_tokenizer(directory, pieces=2048, n=30000, seed=0):
     Tokenizer(directory).save(directory)
 
 
+EXAMPLES = """examples:
+  python data.py
+      three generated questions with their texts and answers
+  python data.py --show 10 --split test --seed 1
+      ten of another split and seed
+  python data.py --train-tokenizer assets/tiny-t5
+      the bundled tokenizer, made again
+"""
+
+
 def main():
-    p = argparse.ArgumentParser(description="Look at generated questions, or train the bundled tokenizer again.")
-    p.add_argument("--show", type=int, metavar="N", default=3, help="print N questions of mini (default: %(default)s)")
-    p.add_argument("--split", default="train", help="train, dev or test (default: %(default)s)")
-    p.add_argument("--seed", type=int, default=0, help="of the questions or of the tokenizer's text (default: 0)")
-    p.add_argument(
-        "--train-tokenizer", metavar="DIR", help="write spiece.model there (the bundled one: assets/tiny-t5)"
-    )
+    about = "Look at generated questions, or train the bundled tokenizer again."
+    p = argparse.ArgumentParser(description=about, epilog=EXAMPLES, formatter_class=Help)
+    add = p.add_argument_group("questions of mini").add_argument
+    add("--show", type=int, metavar="N", default=3, help="print N of them")
+    add("--split", choices=("train", "dev", "test"), default="train", help="no name occurs in two of them")
+    add("--seed", type=int, metavar="N", default=0, help="of the questions, or of the tokenizer's text")
+    add = p.add_argument_group("tokenizer").add_argument
+    add("--train-tokenizer", metavar="DIR", help="write spiece.model there, and show nothing")
     args = p.parse_args()
     if args.train_tokenizer:
         train_tokenizer(args.train_tokenizer, seed=args.seed)
