@@ -1562,6 +1562,8 @@ def ask(args):
         raise UserError("--stage ask needs --question and --context (a text or a file), or a terminal to ask for them")
     if args.question is not None:
         checked("--question", args.question)
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # editing; and without it a terminal cuts lines at 4,095 characters
     with contextlib.suppress(EOFError):
         context = args.context if args.context is not None else input("context, a text or a file: ")
         context = checked("--context", read_context(context))
