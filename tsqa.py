@@ -661,9 +661,7 @@ def read_safetensors(path):
             if one[1] > two[0]:
                 raise ValueError(f"{one[2]} and {two[2]} overlap")
     except (AttributeError, KeyError, TypeError) as e:
-        raise UserError(
-            f"{path}: the header is no JSON object of dtype, shape and data_offsets by name; {AGAIN}"
-        ) from e
+        raise UserError(f"{path}: the header is no JSON of dtype, shape and data_offsets by name; {AGAIN}") from e
     except (OSError, ValueError, RecursionError) as e:
         raise UserError(f"cannot read {path}: {e}; {AGAIN}") from e
     tensors = {}
@@ -984,8 +982,11 @@ def write_card(out, args, scores, n_dev, step):
     where = shlex.quote(str(out))
     packages = ("torch", "numpy", "sentencepiece", "spacy")
     versions = [f"Python {sys.version.split()[0]}", *(f"{x} {importlib.metadata.version(x)}" for x in packages)]
-    licence = LICENCES.get(args.data.split("-")[0])
-    terms = [f"`{args.data}`: {licence}"] if licence else []
+    terms, licence = (
+        ["MIT (`LICENSE` of tsqa) for the code, its model and its data"],
+        LICENCES.get(args.data.split("-")[0]),
+    )
+    terms += [f"`{args.data}`: {licence}"] if licence else []
     terms += [f"`{start}`: see there"] if start != "tiny" else []
     write_atomic(
         path,
@@ -998,7 +999,7 @@ A T5 that answers questions about a text in which facts hold for a time, trained
 - Data: `{args.data}`, setting `{args.setting}`, seed {args.seed}.
 - Dev scores: EM {scores["em"]:.1f}, F1 {scores["f1"]:.1f} on {n_dev} questions, at step {step}.
 - Versions: {", ".join(versions)}.
-- Licence: MIT (`LICENSE` of tsqa) for the code, its bundled model and generated data. {"; ".join(terms)}
+- Licence: {"; ".join(terms)}.
 
 Ask it something:
 
@@ -1039,9 +1040,8 @@ def sft(args):
     torch.manual_seed(args.seed)
     out, state = open_run(args)
     model, tokenizer, _, _ = load_run(args.model, device)
-    model.config.time_window, model.config.max_source, model.config.max_target = (
-        args.window, args.max_source, args.max_target,
-    )  # fmt: skip
+    c = model.config
+    c.time_window, c.max_source, c.max_target = args.window, args.max_source, args.max_target
     model.set_dropout(args.dropout)
     tagger = None if args.no_time else TimeTagger(args.tagger, args.spacy_model)
     train, dev = (
@@ -1424,30 +1424,18 @@ def parse_args(argv=None):
     add("--dropout", type=real(0, 0.99), default=0.0, help="T5's six dropouts")
     add = group("optimizer (sft, pretrain)")
     add("--lr", type=real(0, 10), default=5e-4, help="peak rate of AdamW (default: %(default)s; pretrain: 0.001)")
-    add(
-        "--warmup",
-        type=whole(0, 10**9),
-        default=50,
-        help="steps before the linear decay (default: %(default)s; pretrain: 100)",
-    )
+    add("--warmup", type=whole(0, 10**9), default=50, help="steps of warm-up (default: %(default)s; pretrain: 100)")
     add("--weight-decay", type=real(0, 10), default=0.0, help="of AdamW")
     add("--q-rate", type=real(0, 10), default=0.1, help="multiple of --lr for the query weights; 1 for large models")
     add("--clip", type=real(1e-9, 1e9), default=1.0, help="largest gradient norm")
     add("--seed", type=whole(0, 2**31), default=0, help="of data, order and dropout")
     add = group("run (sft, pretrain)")
-    add(
-        "--out", metavar="DIR", default="runs/sft", help="run directory (default: %(default)s; pretrain: runs/pretrain)"
-    )
+    add("--out", metavar="DIR", default="runs/sft", help="of the run (default: %(default)s; pretrain: runs/pretrain)")
     add("--args", metavar="FILE", help="args.json of a run: its arguments, where no flag says otherwise")
     add("--resume", action="store_true", help="go on with an interrupted run of the same arguments")
     add("--overwrite", action="store_true", help="replace another run in --out")
     add("--save-minutes", type=real(0, 10**6), default=2, help="between states for --resume")
-    add(
-        "--log-every",
-        type=whole(1, 10**9),
-        default=10,
-        help="steps a line of metrics.jsonl (default: %(default)s; pretrain: 100)",
-    )
+    add("--log-every", type=whole(1, 10**9), default=10, help="steps a line of metrics.jsonl (pretrain: 100)")
     add = group("curriculum (pretrain)")
     add("--steps", type=whole(1, 10**9), default=6000, help="optimizer steps")
     add("--max-pieces", type=whole(512, 10**9), default=3000, help="source pieces of a step")
@@ -1539,7 +1527,7 @@ def reply(args, model, tokenizer, tagger, context, question):
     ]
     print(shown(answers[0][0], 1))
     print(f"probability: {answers[0][1]}")
-    print("runners-up:", *([f"  {shown(text, 0)} ({p})" for text, p in answers[1:]] or ["  none"]), sep="\n")
+    print("runners-up:", *([f"  {shown(text, 2)} ({p})" for text, p in answers[1:]] or ["  none"]), sep="\n")
     ((_, kept),), parts = fit_contexts(tokenizer, [(question, context)], c.max_source, args.passages), []
     for prefix, text in zip(PREFIXES, (question, kept), strict=True):
         times = tagger.spans(text) if tagger else []
@@ -1549,9 +1537,7 @@ def reply(args, model, tokenizer, tagger, context, question):
         parts.append((prefix + text, [(start + len(prefix), end + len(prefix)) for start, end in times]))
     whole, rest = (len(tokenizer.encode(text)) - 1 for text in (context, kept))
     if rest < whole:
-        print(
-            f"dropped: {whole - rest} of {whole} pieces of the context; to keep more, raise --max-source {c.max_source}"
-        )
+        print(f"dropped: {whole - rest} of {whole} pieces of the context; raise --max-source {c.max_source}")
     if args.html:
         write_atomic(args.html, draw(parts, [f"{text}: {p}" for text, p in answers], tokenizer, c.time_window))
 

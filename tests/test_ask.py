@@ -154,7 +154,7 @@ def test_it_says_how_much_of_the_context_was_dropped(small, capsys, tokenizer):
     lines = ask(capsys, "--model", small, "--question", QUESTION, "--context", long)
     whole = len(tokenizer.encode(long)) - 1
     dropped = int(lines[-1].split()[1])
-    assert lines[-1] == f"dropped: {dropped} of {whole} pieces of the context; to keep more, raise --max-source 200"
+    assert lines[-1] == f"dropped: {dropped} of {whole} pieces of the context; raise --max-source 200"
     ((ids, _),) = tsqa.encode_sources(tokenizer, None, [(QUESTION, long)], 2, 200, "first")
     kept = len(ids) - len(tokenizer.encode(f"question: {QUESTION} context:"))
     assert abs(whole - dropped - kept) <= 1 and 0 < dropped < whole
