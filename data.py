@@ -59,7 +59,13 @@ def run(main):
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """argparse help that shows each default behind its flag."""
+    """argparse help that shows each default behind its flag, and no usage: the groups name every flag."""
+
+    def add_usage(self, usage, actions, groups, prefix=None):
+        super().add_usage("%(prog)s [flags]    (--help shows all of them, with examples)", actions, groups, prefix)
+
+    def _get_default_metavar_for_optional(self, action):
+        return getattr(action.type, "metavar", action.dest.upper().split("_")[-1])
 
     def _get_help_string(self, action):
         told = action.default is None or action.default in ([], argparse.SUPPRESS) or isinstance(action.default, bool)
@@ -80,6 +86,7 @@ def number(kind, low, high=math.inf):
             raise argparse.ArgumentTypeError(f"expected a {what} from {low} to {high}, got {text!r}")
         return value
 
+    parse.metavar = "N" if kind is int else "X"  # for Help
     return parse
 
 

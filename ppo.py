@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from data import EOS, UNK, FactIndex, Help, TimeTagger, UserError, negatives, run
+from data import EOS, UNK, FactIndex, Help, TimeTagger, UserError, negatives, number, run
 from evaluate import BENCHES, exact_match, load_bench, normalize
 from reward import MARGIN, AnswerEncoder, TripletReward, em_reward
 from tsqa import (
@@ -33,16 +33,17 @@ from tsqa import (
     collate,
     encode_sources,
     evaluate_dev,
+    flags_of_run,
     interruptible,
     load_run,
     log_metrics,
-    number,
     open_run,
     parameter_groups,
     save_trainer,
     schedule,
     shift_right,
     weights_file,
+    write_card,
 )
 
 KINDS = ("gold", "remote", "proximal", "other", "empty", "truncated")
@@ -421,6 +422,7 @@ def ppo(args):
             best["em"] = scores["em"]
             t5.save_pretrained(out)
             tokenizer.save(out)
+            write_card(out, args, scores, len(dev), step)
         bar.write(f"rollout {step}: dev EM {scores['em']:.1f}, F1 {scores['f1']:.1f} (n = {len(dev)})", file=sys.stderr)
 
     def save():
@@ -505,22 +507,22 @@ EXAMPLES = """examples:
 COUNT, AMOUNT, SHARE, ABOVE = number(int, 1, 10**9), number(float, 0, 1e9), number(float, 0, 1), number(float, 1e-9, 1e9)
 SEED, WINDOW, PIECES = number(int, 0, 2**31), number(int, 0, 10**6), number(int, 2, 10**4)
 FLAGS = {  # group: (name, type or choices, default, help); None: the help says what happens
-    "model": [
-        ("ckpt", str, "runs/sft", "run directory of the fine-tuned model to start from"),
-        ("no-time", bool, False, "without the temporal embedding (a checkpoint made so implies it)"),
-        ("window", WINDOW, None, "L of (5): pieces marked on each side (default: the checkpoint's)"),
-        ("tagger", ("rules", "ner", "both"), None, "finder of time expressions (default: the checkpoint's)"),
-        ("spacy-model", str, None, "spaCy model of --tagger ner and both (default: the checkpoint's)"),
-        ("device", str, None, "cpu, cuda or cuda:1 (default: cuda if there is one, else cpu)"),
-        ("dtype", ("auto", "float32", "bfloat16"), "auto", "auto: bfloat16 autocast where the chip is fast at it"),
+    "model (where there is no default, as the checkpoint was trained)": [
+        ("ckpt", str, "runs/sft", "run directory of the model to start from"),
+        ("no-time", bool, False, "no temporal embedding; or if the checkpoint has none"),
+        ("window", WINDOW, None, "L of (5): pieces marked on each side of a time"),
+        ("tagger", ("rules", "ner", "both"), None, "finder of time expressions"),
+        ("spacy-model", str, None, "of --tagger ner and both"),
+        ("device", str, None, "cpu, cuda or cuda:1 (default: cuda, if any, else cpu)"),
+        ("dtype", ("auto", "float32", "bfloat16"), "auto", "auto is bfloat16 where fast"),
     ],
-    "data": [
-        ("data", BENCHES, None, f"one of {', '.join(BENCHES)} (default: the checkpoint's)"),
-        ("setting", ("reason", "obqa", "mix"), None, "facts, free text, or both, mini only (default: the checkpoint's)"),
-        ("data-dir", str, None, "folder of the official files (default: the checkpoint's, else the download cache)"),
-        ("passages", ("relevant", "first"), None, "what is kept of a text that is too long (default: the checkpoint's)"),
-        ("n-train", COUNT, None, "training questions (default: all of the file; mini: 6000)"),
-        ("n-dev", COUNT, None, "dev questions (default: all of the file; mini: 300)"),
+    "data (by default the checkpoint's)": [
+        ("data", BENCHES, None, ", ".join(BENCHES)),
+        ("setting", ("reason", "obqa", "mix"), None, "facts, free text, or (mini) both"),
+        ("data-dir", str, None, "folder of the official files"),
+        ("passages", ("relevant", "first"), None, "what is kept of a text that is too long"),
+        ("n-train", COUNT, None, "training questions (default: all; mini: 6000)"),
+        ("n-dev", COUNT, None, "dev questions (default: all; mini: 300)"),
     ],
     "reward": [
         ("reward", ("triplet", "em"), "triplet", "(7)(8), or +1 gold, -1 negative, -2 other as in TempT5"),
@@ -531,37 +533,38 @@ FLAGS = {  # group: (name, type or choices, default, help); None: the help says 
     ],
     "rollout": [
         ("num-rollouts", COUNT, 256, "answers sampled between updates"),
-        ("samples", COUNT, 4, "answers to each of its questions; they share one pass through the encoder in updates"),
+        ("samples", COUNT, 4, "answers to each question of a rollout"),
         ("chunk-size", COUNT, 8, "questions of one forward pass"),
         ("max-new-tokens", PIECES, 32, "pieces of an answer, EOS included; a longer one is cut and scores -2"),
-        ("temperature", ABOVE, 1.0, "of the policy: in sampling, old and new log-probabilities and the reference alike"),
+        ("temperature", ABOVE, 1.0, "of the policy and of the reference, everywhere"),
     ],
     "ppo": [
         ("iterations", COUNT, None, "rollouts in all (default: 40)"),
-        ("epochs", COUNT, None, "passes over the training questions, when --iterations is not given"),
+        ("epochs", COUNT, None, "of the training questions, in place of --iterations"),
         ("batch-size", COUNT, 64, "answers of an optimizer step"),
         ("ppo-epochs", COUNT, 2, "passes over each rollout"),
-        ("lr", AMOUNT, 1e-4, "peak learning rate of Adam, falling linearly to 0"),
-        ("value-lr", AMOUNT, 1e-3, "the same, of the value head; 0: that of --lr"),
-        ("q-rate", AMOUNT, 0.1, "learning rate of the queries, as a multiple of the others' (see tsqa.parameter_groups)"),
+        ("lr", AMOUNT, 1e-4, "peak rate of Adam, then linear to 0"),
+        ("value-lr", AMOUNT, 1e-3, "of the value head; 0: that of --lr"),
+        ("q-rate", AMOUNT, 0.1, "multiple of --lr for the query weights"),
         ("clip", ABOVE, 1.0, "largest gradient norm"),
         ("init-kl-coef", AMOUNT, 0.05, "KL penalty at the start, per nat"),
-        ("target", ABOVE, 1.0, "KL to the reference aimed at, nats of a whole answer"),
-        ("horizon", ABOVE, 2000.0, "answers over which the KL penalty adapts; larger is slower"),
+        ("target", ABOVE, 1.0, "KL to the reference aimed at, nats an answer"),
+        ("horizon", ABOVE, 2000.0, "answers over which the KL penalty adapts"),
         ("gamma", SHARE, 1.0, "discount from piece to piece"),
-        ("lam", SHARE, 0.95, "lambda of generalised advantage estimation"),
-        ("cliprange", ABOVE, 0.2, "the ratio of new to old probability counts within 1 +- this"),
-        ("cliprange-value", ABOVE, 0.5, "values move no further than this between rollouts, in units of the reward"),
+        ("lam", SHARE, 0.95, "lambda of the advantage estimation"),
+        ("cliprange", ABOVE, 0.2, "the ratio of probabilities counts within 1 +- this"),
+        ("cliprange-value", ABOVE, 0.5, "values move no further than this in a rollout"),
         ("vf-coef", AMOUNT, 0.1, "weight of the value loss"),
-        ("stop-kl", ABOVE, 0.1, "end the updates of a rollout when approx_kl, in nats a piece, is above this"),
-        ("max-kl", ABOVE, None, "end the run when the KL to the reference is above this (default: 10 times --target)"),
+        ("stop-kl", ABOVE, 0.1, "approx_kl, in nats a piece, that ends the updates of a rollout"),
+        ("max-kl", ABOVE, None, "KL to the reference that ends the run (default: 10 times --target)"),
         ("seed", SEED, 0, "of data, order and sampling"),
     ],
     "run": [
         ("out", str, "runs/ppo", "run directory"),
+        ("args", str, None, "args.json of a run: its arguments, where no flag says otherwise"),
         ("resume", bool, False, "go on with an interrupted run of the same arguments"),
         ("overwrite", bool, False, "replace another run in --out"),
-        ("eval-every", COUNT, 5, "rollouts between looks at the dev questions"),
+        ("eval-every", COUNT, 5, "rollouts between dev scores"),
         ("save-minutes", AMOUNT, 2.0, "between states for --resume"),
     ],
 }
@@ -574,24 +577,28 @@ def parse_args(argv=None):
         epilog=EXAMPLES,
         formatter_class=Help,
     )
-    p.add_argument("--paper", action="store_true", help="the paper's hyper-parameters, window and tagger as defaults")
+    p.add_argument("--paper", action="store_true", help="all of the paper's settings as defaults")
     for title, flags in FLAGS.items():
         group = p.add_argument_group(title)
         for name, kind, default, text in flags:
             if kind is bool:
                 group.add_argument(f"--{name}", action="store_true", help=text)
                 continue
-            how = {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
+            how = {"choices": kind} if isinstance(kind, (tuple, list)) else {"type": kind}
+            how |= {"metavar": "NAME"} if kind is BENCHES else {}
             group.add_argument(f"--{name}", default=default, help=text, **how)
-    p.set_defaults(**(PAPER if p.parse_known_args(argv)[0].paper else {}))
+    argv = sys.argv[1:] if argv is None else list(argv)
+    argv = flags_of_run(p, argv) + argv
+    p.set_defaults(**(PAPER if p.parse_args(argv).paper else {}))
     args = p.parse_args(argv)
     for name in ("num_rollouts", "batch_size"):
         if getattr(args, name) % args.samples:
             flag, value = name.replace("_", "-"), getattr(args, name)
-            raise UserError(f"--{flag} {value} must be a multiple of --samples {args.samples}: questions stay whole")
+            raise UserError(f"--{flag} {value} must be a multiple of --samples {args.samples}: change one of them")
     if args.num_rollouts >= 5 * args.horizon:
         raise UserError(
-            f"--horizon {args.horizon:g} is too short for --num-rollouts {args.num_rollouts}: the KL penalty would change sign"
+            f"--horizon {args.horizon:g} is too short for --num-rollouts {args.num_rollouts}: the KL penalty would change "
+            f"sign; give more than {args.num_rollouts / 5:g}"
         )
     if args.iterations is None and args.epochs is None:
         args.iterations = 40

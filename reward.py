@@ -7,19 +7,17 @@ names no encoder, no margin and no way to join the negatives; the table that thi
 import argparse
 import copy
 import itertools
-import os
 import random
 import re
-import sys
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 import data
-from data import EOS, batches, pad
-from evaluate import BENCHES, exact_match, load_bench, positive, table
-from tsqa import load_run
+from data import EOS, batches, pad, table
+from evaluate import BENCHES, exact_match, load_bench, positive
+from tsqa import in_colour, load_run
 
 MARGIN = 0.75  # the largest one tried at which 99 % of the golds have R >= 1.5, on mini and on TempReason
 LOWEST = -2.0  # what an answer scores that was cut off before EOS
@@ -168,28 +166,33 @@ def show(example, remote, proximal, score, colour=False):
 
 
 EXAMPLES = """examples:
-  python reward.py                                               how far apart right and wrong answers are, on mini
-  python reward.py --data tempreason-l2 --data-dir official      the same on the official training file in ./official
-  python reward.py --show 3 --setting obqa                       negatives of three questions, coloured by kind
+  python reward.py
+      how far apart right and wrong answers are, on mini
+  python reward.py --data tempreason-l2 --data-dir official
+      the same on the official training file in ./official
+  python reward.py --show 3 --setting obqa
+      negatives of three questions, coloured by kind
 """
 
 
 def main(argv=None):
-    p = argparse.ArgumentParser(description="Measure the triplet reward, or look at negative answers.", epilog=EXAMPLES)
-    p.formatter_class = argparse.RawDescriptionHelpFormatter
-    add = p.add_argument
+    about = "Measure the triplet reward, or look at negative answers."
+    p = argparse.ArgumentParser(description=about, epilog=EXAMPLES, formatter_class=data.Help)
     names = [name for name in BENCHES if name != "traveler"]
-    add("--data", choices=names, default="mini", metavar="BENCH", help=f"{', '.join(names)} (default: mini)")
+    add = p.add_argument_group("data").add_argument
+    add("--data", choices=names, default="mini", metavar="NAME", help=", ".join(names))
     add("--setting", choices=("reason", "obqa", "mix"), help="facts or free text (default: mix for mini, else reason)")
-    add("--split", choices=("train", "dev", "test"), default="train", help="of the data (default: train)")
-    add("--data-dir", metavar="DIR", help="folder of the official files (default: the download cache)")
-    add("--model", help="whose encoder embeds the answers (default: runs/sft, else `tiny`)")
-    add("--device", help="cpu, cuda or cuda:1 (default: cuda if there is one, else cpu)")
-    add("--n", type=positive, default=600, help="questions (default: 600)")
-    add("--negatives", type=positive, default=4, help="per question (default: 4)")
-    add("--margins", type=float, nargs="+", default=[0.25, 0.5, 0.75, 1.0], metavar="M", help="to try (default: four)")
+    add("--split", choices=("train", "dev", "test"), default="train", help="of the data")
+    add("--data-dir", help="folder of the official files (default: the download cache)")
+    add("--n", type=positive, metavar="N", default=600, help="questions")
+    add("--seed", type=int, metavar="N", default=0, help="of questions and negatives")
+    add = p.add_argument_group("reward").add_argument
+    add("--model", help="whose encoder embeds the answers (default: runs/sft, if there, else tiny)")
+    add("--device", help="cpu, cuda or cuda:1 (default: cuda, if any, else cpu)")
+    add("--negatives", type=positive, metavar="N", default=4, help="per question")
+    add("--margins", type=float, nargs="+", metavar="X", default=[0.25, 0.5, 0.75, 1.0], help="to try")
+    add = p.add_argument_group("in place of the measurement").add_argument
     add("--show", type=positive, metavar="N", help="print N questions with their negatives (no colours: NO_COLOR=1)")
-    add("--seed", type=int, default=0, help="of questions and negatives (default: 0)")
     a = p.parse_args(argv)
     setting = a.setting or ("mix" if a.data == "mini" else "reason")
     name = a.model or ("runs/sft" if Path("runs/sft").is_dir() else "tiny")
@@ -198,7 +201,7 @@ def main(argv=None):
     centers = {"yes": [x for ex in examples for x in ex.answers], "no": None}
     encoders = {centred: AnswerEncoder(model, tokenizer, center) for centred, center in centers.items()}
     if a.show:
-        colour, index = sys.stdout.isatty() and not os.environ.get("NO_COLOR"), data.FactIndex(examples)
+        colour, index = in_colour(), data.FactIndex(examples)
         for ex in examples[: a.show]:
             found = data.negatives(ex, "both", a.negatives, index, a.seed)
             print(show(ex, *found, TripletReward(encoders["yes"]), colour), end="\n\n")

@@ -15,6 +15,7 @@ import calendar
 import contextlib
 import errno
 import functools
+import importlib.metadata
 import io
 import itertools
 import json
@@ -31,6 +32,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from spacy import displacy
 from torch import nn
 from tqdm import tqdm
 
@@ -40,7 +42,6 @@ from data import (
     LABELS,
     MONTHS,
     PAD,
-    Example,
     Help,
     Names,
     TimeTagger,
@@ -53,6 +54,7 @@ from data import (
     download,
     fact_task,
     match_task,
+    number,
     pad,
     run,
     select_passages,
@@ -86,6 +88,7 @@ class T5Config:
     tie_word_embeddings: bool = True  # v1.0: output = embedding, hidden states scaled by d_model ** -0.5
     time_window: int = 10  # ours: L of equation (5), in pieces
     max_source: int = 512  # ours: pieces of a question with its context; 512 where config.json does not say
+    max_target: int = 64  # ours: pieces of an answer, EOS included
 
 
 class RMSNorm(nn.Module):
@@ -393,22 +396,25 @@ class T5(nn.Module):
     @torch.no_grad()
     def generate(
         self, input_ids, attention_mask, time_marks=None, max_new_tokens=32, num_beams=1, do_sample=False,
-        temperature=1.0, generator=None, allowed=None, copies=1,
+        temperature=1.0, generator=None, allowed=None, copies=1, all_beams=False,
     ):  # fmt: skip
         """Answers by the best token at each step, by sampling, or by beam search (the ids `transformers` would give).
 
         input_ids, attention_mask, time_marks (B, S) -> ids (B, T), T <= max_new_tokens: no start token, zeros after EOS.
         do_sample draws from softmax(logits / temperature), nothing else cut off; `allowed` (V,) of bool forbids ids;
-        copies: so many answers to each source, side by side, which is encoded once.
+        copies: so many answers to each source, side by side, which is encoded once;
+        all_beams: all K = num_beams > 1 answers of a search -> ids (B, K, T), log-probabilities (B, K), EOS included.
         """
         assert max_new_tokens > 0 and num_beams > 0 and temperature > 0, "sizes and temperature must be positive"
         assert num_beams == 1 or not do_sample and copies == 1, "beams are neither sampled nor copied"
+        assert num_beams > 1 or not all_beams, "all_beams needs num_beams > 1"
         training = self.training
         self.eval()  # dropout would change the answer
         try:
             state = self.start(input_ids, attention_mask, time_marks, max_new_tokens, num_beams * copies, allowed)
             if num_beams > 1:
-                return self.beams(state, len(input_ids), max_new_tokens, num_beams)
+                out, logp, n = self.beams(state, len(input_ids), max_new_tokens, num_beams)
+                return (out[:, :, : n.max()], logp) if all_beams else out[:, 0, : n[:, 0].max()]
             rows = torch.arange(len(input_ids) * copies, device=input_ids.device)  # those that have not ended
             ids, out = torch.full_like(rows, PAD), rows.new_zeros(len(rows), max_new_tokens)
             for t in range(max_new_tokens):
@@ -428,16 +434,18 @@ class T5(nn.Module):
             self.train(training)
 
     def beams(self, state, B, N, K):
-        """K running beams a row, and the K best that ended, by mean log-probability -> best ids (B, T)
+        """K running beams a row, and the K best that ended, by mean log-probability
 
+        -> ids (B, K, N), best first; log-probabilities (B, K); lengths (B, K), EOS included.
         A row is over once its best running beam is no better than the worst of K that ended.
         """
         never = -1e9
         rows = torch.arange(B, device=self.shared.weight.device)
         ids, beam_of = torch.full_like(rows, PAD).repeat(K), torch.arange(2 * K, device=rows.device)
-        out = rows.new_zeros(B, N)
-        seqs = done = out[:, None].repeat(1, K, 1)  # (b, K, N)
+        out = rows.new_zeros(B, K, N)
+        seqs = done = out.clone()  # (b, K, N)
         done_scores = torch.full((B, K), never, device=rows.device)
+        means = done_scores.clone()
         scores = done_scores.masked_fill(beam_of[:K] == 0, 0.0)  # all beams are the same at first: only one counts
         for t in range(N):
             logp = self.step(ids, t, state).log_softmax(-1).view(len(rows), K, -1)  # (b, K, V)
@@ -454,14 +462,15 @@ class T5(nn.Module):
             scores, i = top.masked_fill(end, never).topk(K)
             seqs, ids, beam = seq.take_along_dim(i[:, :, None], 1), token.gather(1, i), beam.gather(1, i)
             go = (scores[:, 0] / (t + 1) > done_scores[:, -1]) & (t < N - 1)
-            out[rows[~go]] = done[~go, 0]
+            out[rows[~go]], means[rows[~go]] = done[~go], done_scores[~go]
             if not go.any():
                 break
             source = torch.arange(len(rows), device=rows.device)[:, None] * K + beam  # (b, K) rows of the cache
             state = select(state, go.repeat_interleave(K), source[go].flatten())
             rows, seqs, scores, done, done_scores = (x[go] for x in (rows, seqs, scores, done, done_scores))
             ids = ids[go].flatten()
-        return out[:, : ((out == EOS).cumsum(1) == 0).sum(1).max() + 1]
+        n = (((out == EOS).cumsum(2) == 0).sum(2) + 1).clamp(max=N)
+        return out, means * n, n
 
 
 def select(state, keep, source):
@@ -487,6 +496,7 @@ def padding_bias(attention_mask):
 # weights in and out: Hugging Face layout
 
 IDS = {"pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": PAD}
+AGAIN = "fetch the files again or choose another model"
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 RENAME = (  # our parameter name -> Hugging Face's, in this order; N is 1 in the encoder, 2 in the decoder
@@ -514,9 +524,9 @@ def read_json(path):
     try:
         raw = json.loads(Path(path).read_bytes())
     except (OSError, ValueError, RecursionError) as e:
-        raise UserError(f"cannot read {path}: {e}") from e
+        raise UserError(f"cannot read {path}: {e}; fetch or write the file again") from e
     if not isinstance(raw, dict):
-        raise UserError(f"{path}: expected a JSON object")
+        raise UserError(f"{path}: expected a JSON object; fetch or write the file again")
     return raw
 
 
@@ -527,7 +537,7 @@ def read_config(path):
         raw["num_decoder_layers"] = raw.get("num_layers")
     for key, want in {"model_type": "t5", **IDS}.items():
         if raw.get(key) not in (None, want):
-            raise UserError(f"{path}: {key} is {raw[key]!r}, but only models with {want!r} can be read")
+            raise UserError(f"{path}: {key} is {raw[key]!r}, but only models with {want!r} can be read; choose another")
     values, required = {}, ("vocab_size", "d_model", "d_kv", "d_ff", "num_layers", "num_heads")
     for f in fields(T5Config):
         value = values[f.name] = raw.get(f.name, None if f.name in required else f.default)
@@ -540,9 +550,11 @@ def read_config(path):
             str: (value in ("relu", "gated-gelu"), "relu or gated-gelu"),
         }[f.type]
         if not ok:
-            raise UserError(f"{path}: {f.name} is {'missing' if value is None else repr(value)}, expected {want}")
+            found = "missing" if value is None else repr(value)
+            raise UserError(f"{path}: {f.name} is {found}, expected {want}; {AGAIN}")
     if values["relative_attention_max_distance"] <= values["relative_attention_num_buckets"] // 2:
-        raise UserError(f"{path}: relative_attention_max_distance must be above half of relative_attention_num_buckets")
+        names = "relative_attention_max_distance must be above half of relative_attention_num_buckets"
+        raise UserError(f"{path}: {names}; {AGAIN}")
     return T5Config(**values)
 
 
@@ -554,7 +566,7 @@ def model_dir(name):
     if Path(name).is_dir():
         return Path(name)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name, re.ASCII):
-        raise UserError(f"model {name!r}: no such directory, and no hub id such as google-t5/t5-small either")
+        raise UserError(f"model {name!r}: no such directory, and no hub id either; give one such as google-t5/t5-small")
     directory, hub = cache_dir() / "hub" / name, os.environ.get("TSQA_HUB") or HUB
 
     def fetch(file):
@@ -590,7 +602,7 @@ def shards(path):
     names = names.values() if isinstance(names, dict) else [None]
     for name in names:
         if type(name) is not str or not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
-            raise UserError(f"{path}: weight_map must name files beside it, found {name!r}")
+            raise UserError(f"{path}: weight_map must name files beside it, found {name!r}; {AGAIN}")
     return sorted(set(names))
 
 
@@ -599,12 +611,12 @@ def read_weights(directory):
     path, state = weights_file(directory), {}
     if path is None:
         raise UserError(
-            f"{directory} holds no weights: expected {WEIGHTS[0]}, {WEIGHTS[2]} or the index of their shards"
+            f"{directory} holds no weights: expected {WEIGHTS[0]}, {WEIGHTS[2]} or the index of their shards; {AGAIN}"
         )
     for file in shards(path):
         part = (read_safetensors if path.name.startswith("model.") else read_pickle)(directory / file)
         for name in part.keys() & state.keys():
-            raise UserError(f"{directory / file}: {name} is in another file of {path.name} too")
+            raise UserError(f"{directory / file}: {name} is in another file of {path.name} too; {AGAIN}")
         state |= part
     return state
 
@@ -614,9 +626,9 @@ def read_pickle(path):
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e:  # whatever a broken or hostile file raises
-        raise UserError(f"{path}: not a file of plain PyTorch tensors ({type(e).__name__}); was it cut short?") from e
+        raise UserError(f"{path}: not a file of plain PyTorch tensors ({type(e).__name__}); {AGAIN}") from e
     if not isinstance(state, dict) or not all(type(k) is str and torch.is_tensor(v) for k, v in state.items()):
-        raise UserError(f"{path}: expected a dictionary from names to tensors")
+        raise UserError(f"{path}: expected a dictionary from names to tensors; {AGAIN}")
     return state
 
 
@@ -650,9 +662,9 @@ def read_safetensors(path):
             if one[1] > two[0]:
                 raise ValueError(f"{one[2]} and {two[2]} overlap")
     except (AttributeError, KeyError, TypeError) as e:
-        raise UserError(f"{path}: the header is no JSON object of dtype, shape and data_offsets by name") from e
+        raise UserError(f"{path}: the header is no JSON of dtype, shape and data_offsets by name; {AGAIN}") from e
     except (OSError, ValueError, RecursionError) as e:
-        raise UserError(f"cannot read {path}: {e}") from e
+        raise UserError(f"cannot read {path}: {e}; {AGAIN}") from e
     tensors = {}
     for begin, end, name, dtype, shape in spans:
         # the clone is aligned and owns its memory, wherever it lay in the file
@@ -690,7 +702,7 @@ def fit_weights(state, model, directory):
         if alias in state:  # writers keep one name of a shared tensor, and it may be any
             tensor = state.pop(alias)
             if not torch.equal(state.setdefault("shared.weight", tensor), tensor):
-                raise UserError(f"{directory}: {alias} and shared.weight differ, but are one parameter by config.json")
+                raise UserError(f"{directory}: {alias} and shared.weight differ, but are one by config.json; {AGAIN}")
     faults = [f"{name} is missing" for name in want if name not in state]
     faults += [f"{name} is left over" for name in state if name not in want]
     for name in [name for name in want if name in state]:
@@ -699,7 +711,7 @@ def fit_weights(state, model, directory):
             faults.append(f"{name} is {dtype} of shape {shape} in place of floats of shape {want[name][1]}")
     if faults:
         more = f" and {len(faults) - 8} more" if len(faults) > 8 else ""
-        raise UserError(f"{directory}: the weights do not fit config.json: {', '.join(faults[:8])}{more}")
+        raise UserError(f"{directory}: the weights do not fit config.json: {', '.join(faults[:8])}{more}; {AGAIN}")
     # a copy: tensors of a pickle may share their memory
     return {ours: state.pop(name).to(torch.float32, copy=True) for name, (ours, _) in want.items()}
 
@@ -720,23 +732,30 @@ def time_marks(spans, offsets, window):
     return [int(any(hit[max(0, i - window) : i + window + 1])) for i in range(len(hit))]
 
 
-def encode_sources(tokenizer, tagger, pairs, window, max_source, passages="relevant"):
-    """[(question, context)] -> [(ids, marks)], each at most max_source pieces, ending in one EOS; marks of 0/1.
+PREFIXES = ("question: ", "context: ")
 
-    The text is "question: <question> context: <context>". Windows are drawn inside the question and inside the context
-    separately and concatenated after that (step 3 of section 3.1), so neither marks pieces of the other. The question
-    stays whole; a context that does not fit is cut down by `data.select_passages`. tagger None: no marks (the paper's
-    T5-SFT).
-    """
-    count = lambda text: len(tokenizer.encode(text)) - 1
-    kept = []
+
+def fit_contexts(tokenizer, pairs, max_source, passages="relevant"):
+    """[(question, context)] -> the same, each context cut down by `data.select_passages` to what max_source leaves."""
+    count, kept = lambda text: len(tokenizer.encode(text)) - 1, []
     for question, context in pairs:
-        room = max_source - count("question: " + question) - count("context: ") - 1
+        room = max_source - count(PREFIXES[0] + question) - count(PREFIXES[1]) - 1
         if room < 1:
             raise UserError(
                 f"the question {question[:60]!r} leaves no room for a context in {max_source} pieces; raise --max-source"
             )
         kept.append((question, select_passages(question, context, room, count, passages)))
+    return kept
+
+
+def encode_sources(tokenizer, tagger, pairs, window, max_source, passages="relevant"):
+    """[(question, context)] -> [(ids, marks)], each at most max_source pieces, ending in one EOS; marks of 0/1.
+
+    The text is "question: <question> context: <context>". Windows are drawn inside the question and inside the context
+    separately and concatenated after that (step 3 of section 3.1), so neither marks pieces of the other. The question
+    stays whole (`fit_contexts`). tagger None: no marks (the paper's T5-SFT).
+    """
+    kept = fit_contexts(tokenizer, pairs, max_source, passages)
     texts = list(dict.fromkeys(text for pair in kept for text in pair))  # a context shared by questions is tagged once
     spans = vars(tagger).setdefault("known", {}) if tagger else {}  # dev texts come back in every epoch
     new = [text for text in texts if tagger and text not in spans]
@@ -744,7 +763,7 @@ def encode_sources(tokenizer, tagger, pairs, window, max_source, passages="relev
     out = []
     for pair in kept:
         ids, marks = [], []
-        for prefix, text in zip(("question: ", "context: "), pair, strict=True):
+        for prefix, text in zip(PREFIXES, pair, strict=True):
             part, offsets = tokenizer.encode_with_offsets(prefix + text)
             times = [(s + len(prefix), e + len(prefix)) for s, e in spans.get(text, ())]
             ids += part[:-1]
@@ -784,12 +803,15 @@ def autocast(device, dtype):
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16")
 
 
-def load_run(name, device=None):
-    """A run directory, a model directory, `tiny` or a hub id -> (model, tokenizer, tagger or None, args of the run)"""
+def load_run(name, device=None, **changes):
+    """A run directory, a model directory, `tiny` or a hub id -> (model, tokenizer, tagger or None, args of the run)
+
+    changes: arguments that replace those of the run.
+    """
     model = T5.from_pretrained(name).to(pick_device(device))
     directory = model_dir(name)
     path = directory / "args.json"
-    args = read_json(path) if path.is_file() else {}
+    args = (read_json(path) if path.is_file() else {}) | changes
     tagger = (
         None
         if args.get("no_time")
@@ -799,16 +821,16 @@ def load_run(name, device=None):
     if tokenizer.size > model.config.vocab_size:
         raise UserError(
             f"{directory}: spiece.model has {tokenizer.size} pieces, but vocab_size in config.json is "
-            f"{model.config.vocab_size}; expected the tokenizer that the model was trained with"
+            f"{model.config.vocab_size}; put the tokenizer that the model was trained with there"
         )
     return model, tokenizer, tagger, args
 
 
 @torch.no_grad()
 def predict(
-    model, tokenizer, tagger, examples, num_beams=1, batch_size=32, dtype="auto", max_new_tokens=48, passages="relevant"
+    model, tokenizer, tagger, examples, num_beams=1, batch_size=32, dtype="auto", max_new_tokens=None, passages="relevant"
 ):  # fmt: skip
-    """Answers to a list of Examples, in their order."""
+    """Answers to a list of Examples, in their order; max_new_tokens None: as many pieces as the model was trained for."""
     c, device = model.config, model.shared.weight.device
     pairs = [(ex.question, ex.context) for ex in examples]
     rows = encode_sources(tokenizer, tagger, pairs, c.time_window, c.max_source, passages)
@@ -817,7 +839,7 @@ def predict(
     bar = tqdm(total=len(rows), desc="answering", unit="q", leave=False, disable=None)
     for index in batches([len(ids) for ids, _ in rows], batch_size, shuffle=False):
         with autocast(device, dtype):
-            ids = model.generate(*collate([rows[i] for i in index], device), max_new_tokens, num_beams)
+            ids = model.generate(*collate([rows[i] for i in index], device), max_new_tokens or c.max_target, num_beams)
         for i, answer_ids in zip(index, ids.tolist(), strict=True):
             out[i] = tokenizer.decode(answer_ids)
         bar.update(len(index))
@@ -826,9 +848,24 @@ def predict(
     return out
 
 
+def ranked_answers(model, tokenizer, tagger, question, context, dtype="float32", passages="relevant", num_beams=5):
+    """Answers to one question about one text by beam search -> [(text, probability, ended)], the most probable first
+
+    The probability is the product over the pieces, EOS included; of an answer cut off at max_target (not ended), over
+    those that are there. Different pieces may spell the same text: the likelier ones count.
+    """
+    c, device, found = model.config, model.shared.weight.device, {}
+    rows = encode_sources(tokenizer, tagger, [(question, context)], c.time_window, c.max_source, passages)
+    with autocast(device, dtype):
+        ids, logp = model.generate(*collate(rows, device), c.max_target, num_beams, all_beams=True)
+    for row, x in sorted(zip(ids[0].tolist(), logp[0].tolist(), strict=True), key=lambda pair: -pair[1]):
+        found.setdefault(tokenizer.decode(row), (math.exp(x), EOS in row))
+    return [(text, *rest) for text, rest in found.items()]
+
+
 def answer(model, tokenizer, tagger, question, context):
-    """The model's answer to one question about one text."""
-    return predict(model, tokenizer, tagger, [Example("ask", question, context, [""])])[0]
+    """The most probable answer to one question about one text, as `--stage ask` gives it."""
+    return ranked_answers(model, tokenizer, tagger, question, context)[0][0]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -874,12 +911,14 @@ def train_step(model, optimizer, rows, targets, chunks, args):
 
 def arguments_of(args):
     """What args.json keeps: all that decides the result."""
-    silent = ("resume", "overwrite", "out", "save_minutes", "log_every", "question", "context")
+    silent = ("resume", "overwrite", "out", "save_minutes", "log_every", "args", "question", "context", "html")
     return {k: v for k, v in vars(args).items() if k not in silent}
 
 
 def open_run(args):
     """The run directory of `args`, made or reused -> (Path, trainer state to resume from or None)"""
+    if not args.out.strip():
+        raise UserError("--out is empty; expected the name of a folder for the run, such as runs/sft")
     out = Path(args.out)
     told = arguments_of(args)
     path, state = out / "args.json", None
@@ -931,6 +970,58 @@ def save_trainer(out, model, optimizer, step, best=None, **more):
     write_atomic(out / "trainer.pt", buffer.getvalue())
 
 
+CARD = "<!-- Written by tsqa, anew with each better model of the run. Without this line the file is left alone. -->"
+LICENCES = {"tempreason": "CC BY-SA 3.0", "timeqa": "BSD 3-clause"}  # of the data; what is generated is the project's
+
+
+def write_card(out, args, scores, n_dev, step):
+    """README.md of the run directory: what the model is, and the command that makes it again."""
+    path, told = out / "README.md", arguments_of(args)
+    if path.exists() and CARD not in path.read_text(errors="replace"):
+        return  # somebody's own words
+    script, start = ("ppo.py", told["ckpt"]) if "ckpt" in told else ("tsqa.py", told["model"])
+    where = shlex.quote(str(out))
+    packages = ("torch", "numpy", "sentencepiece", "spacy")
+    versions = [f"Python {sys.version.split()[0]}", *(f"{x} {importlib.metadata.version(x)}" for x in packages)]
+    terms, licence = (
+        ["MIT (`LICENSE` of tsqa) for the code, its model and its data"],
+        LICENCES.get(args.data.split("-")[0]),
+    )
+    terms += [f"`{args.data}`: {licence}"] if licence else []
+    terms += [f"`{start}`: see there"] if start != "tiny" else []
+    write_atomic(
+        path,
+        f"""{CARD}
+
+# {out.resolve().name}
+
+A T5 that answers questions about a text in which facts hold for a time, trained by `{script}` of tsqa from `{start}`.
+
+- Data: `{args.data}`, setting `{args.setting}`, seed {args.seed}.
+- Dev scores: EM {scores["em"]:.1f}, F1 {scores["f1"]:.1f} on {n_dev} questions, at step {step}.
+- Versions: {", ".join(versions)}.
+- Licence: {"; ".join(terms)}.
+
+Ask it something:
+
+    python tsqa.py --stage ask --model {where}
+
+In `transformers`, `T5ForConditionalGeneration.from_pretrained({str(out)!r})` loads it, without the time embedding.
+The source reads `question: ... context: ...`.
+
+Repeat the run; on the same machine, with the versions above, it gives the same bytes:
+
+    python {script} --args {where}/args.json --out {where}-again
+
+Arguments:
+
+```json
+{json.dumps(told, indent=2)}
+```
+""",
+    )
+
+
 def log_metrics(out, **row):
     with open(out / "metrics.jsonl", "a") as f:
         f.write(json.dumps(row) + "\n")
@@ -950,7 +1041,8 @@ def sft(args):
     torch.manual_seed(args.seed)
     out, state = open_run(args)
     model, tokenizer, _, _ = load_run(args.model, device)
-    model.config.time_window, model.config.max_source = args.window, args.max_source
+    c = model.config
+    c.time_window, c.max_source, c.max_target = args.window, args.max_source, args.max_target
     model.set_dropout(args.dropout)
     tagger = None if args.no_time else TimeTagger(args.tagger, args.spacy_model)
     train, dev = (
@@ -1022,6 +1114,7 @@ def sft(args):
                 best = scores["em"]
                 model.save_pretrained(out)
                 tokenizer.save(out)
+                write_card(out, args, scores, len(dev), step)
             save_trainer(out, model, optimizer, step, best)
             saved = time.time()
     bar.close()
@@ -1241,93 +1334,120 @@ def pretrain(args):
 # ----------------------------------------------------------------------------------------------------------------------
 # command line
 
-PRETRAIN = {"lr": 1e-3, "warmup": 100, "log_every": 100, "out": "runs/pretrain"}
 PAPER = {"lr": 5e-6, "batch_size": 8, "epochs": 6, "window": 10, "tagger": "ner", "warmup": 0, "max_source": 512}
 PAPER |= {"dropout": 0.1, "q_rate": 1.0}  # the paper gives none: T5's own dropout, plain AdamW
+STAGES = {  # defaults of each, where they differ from those in the help; None: as the model was trained
+    "sft": {},
+    "pretrain": {"lr": 1e-3, "warmup": 100, "log_every": 100, "out": "runs/pretrain"},
+    "ask": dict.fromkeys("no_time window tagger spacy_model passages max_source max_target".split())
+    | {"model": None, "dtype": "float32"},
+}
 EXAMPLES = """examples:
   python tsqa.py --stage sft
       fine-tune the bundled model on generated questions; writes runs/sft
-  python tsqa.py --stage sft --model google-t5/t5-base --data tempreason-l2 --setting reason --paper
+  python tsqa.py --model google-t5/t5-base --data tempreason-l2 --paper
       the paper's set-up, with official files and weights
-  python tsqa.py --stage ask --model runs/sft --question "Which team did Ann Lee play for in Mar, 1999?" --context facts.txt
-      one question about a text or a file
+  python tsqa.py --stage ask --context facts.txt
+      questions about a text, from the keyboard
 """
 
 
-def number(kind, low, high=math.inf):
-    """argparse type: a finite int or float in [low, high], with a sentence when it is not."""
-
-    def parse(text):
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high:
-            what = "whole number" if kind is int else "number"
-            raise argparse.ArgumentTypeError(f"expected a {what} from {low} to {high}, got {text!r}")
-        return value
-
-    return parse
+def flags_of_run(p, argv):
+    """The flags that the file of --args holds, the args.json of a run; p: parser of argv, in which --args may be."""
+    path, flags = p.parse_known_args(argv)[0].args, []
+    for name, value in (read_json(path) if path else {}).items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, list):
+            flags += [flag, *map(str, value)]
+        elif value is True:
+            flags.append(flag)
+        elif value is not None and value is not False:
+            flags.append(f"{flag}={value}")
+    return flags
 
 
 def parse_args(argv=None):
-    about = "Train a T5 with the temporal embedding (stage 1), pretrain the tiny one, or ask a question."
+    about = "Fine-tune a T5 with the temporal embedding, pretrain the tiny one, or ask it."
     p = argparse.ArgumentParser(description=about, epilog=EXAMPLES, formatter_class=Help)
     whole, real, choice = functools.partial(number, int), functools.partial(number, float), ("rules", "ner", "both")
-    p.add_argument("--stage", choices=("sft", "pretrain", "ask"), default="sft", help="what to do")
-    p.add_argument("--paper", action="store_true", help="the paper's hyper-parameters, window and tagger as defaults")
-    add = p.add_argument_group("model").add_argument
-    add("--model", default="tiny", help="tiny, a directory, or a hub id such as google-t5/t5-base")
+    used = {}  # flag -> the stages that it has a part in, as the title of its group says
+
+    def group(title):
+        g = p.add_argument_group(title)
+
+        def add(flag, **how):
+            used[g.add_argument(flag, **how).dest] = [stage for stage in STAGES if stage in title.split("(")[1]]
+
+        return add
+
+    add = group("every stage (sft, pretrain, ask)")
+    add("--stage", choices=tuple(STAGES), default="sft", help="what to do")
+    add("--device", help="cpu, cuda or cuda:1 (default: cuda, if any, else cpu)")
+    kinds, told = ("auto", "float32", "bfloat16"), "auto: bfloat16 where fast (default: %(default)s; ask: float32)"
+    add("--dtype", choices=kinds, default="auto", help=told)
+    add = group("model (sft; ask, where the default is what the model was trained with)")
+    add("--model", default="tiny", help="tiny, a directory or a hub id (default: %(default)s; ask: runs/sft, if there)")
     add("--no-time", action="store_true", help="without the temporal embedding (the paper's T5-SFT)")
     add("--window", type=whole(0, 10**6), default=10, help="L of (5): pieces marked on each side of a time")
     add("--tagger", choices=choice, default="rules", help="finder of time expressions")
-    add("--spacy-model", default="en_core_web_sm", help="spaCy model of --tagger ner and both")
-    add("--device", help="cpu, cuda or cuda:1 (default: cuda if there is one, else cpu)")
-    add("--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="auto: bfloat16 where it is fast")
-    add = p.add_argument_group("data").add_argument
-    add("--data", choices=BENCHES, default="mini", metavar="NAME", help=f"one of {', '.join(BENCHES)}")
-    add("--setting", choices=("reason", "obqa", "mix"), help="facts, prose, or (mini) both (default: mix, else reason)")
-    add("--data-dir", metavar="DIR", help="folder of the official files (default: the download cache)")
+    add("--spacy-model", metavar="NAME", default="en_core_web_sm", help="of --tagger ner and both")
     add("--passages", choices=("relevant", "first"), default="relevant", help="what is kept of a text that is too long")
     add("--max-source", type=whole(32, 10**6), default=1024, help="pieces of question and context")
     add("--max-target", type=whole(2, 10**4), default=64, help="pieces of an answer")
-    add("--n-train", type=whole(1, 10**9), help="training questions (default: all of the file; mini: 4000)")
-    add("--n-dev", type=whole(1, 10**9), help="dev questions (default: all of the file; mini: 300)")
-    add = p.add_argument_group("training").add_argument
-    add("--lr", type=real(0, 10), default=5e-4, help="peak learning rate of AdamW")
-    add("--warmup", type=whole(0, 10**9), default=50, help="steps of linear warm-up, then linear decay")
+    add = group("data (sft)")
+    add("--data", choices=BENCHES, default="mini", metavar="NAME", help=", ".join(BENCHES))
+    add("--setting", choices=("reason", "obqa", "mix"), help="facts, prose, or (mini) both (default: mix, else reason)")
+    add("--data-dir", metavar="DIR", help="folder of the official files (default: the download cache)")
+    add("--n-train", type=whole(1, 10**9), help="training questions (default: all; mini: 4000)")
+    add("--n-dev", type=whole(1, 10**9), help="dev questions (default: all; mini: 300)")
+    add = group("training (sft)")
+    add("--paper", action="store_true", help="all of the paper's settings as defaults")
     add("--batch-size", type=whole(1, 10**6), default=32, help="questions of an optimizer step")
     add("--accum", type=whole(1, 10**6), default=1, help="forward passes that share a step, to save memory")
     add("--epochs", type=whole(1, 10**6), default=2, help="passes over the training questions")
     add("--dropout", type=real(0, 0.99), default=0.0, help="T5's six dropouts")
+    add = group("optimizer (sft, pretrain)")
+    add("--lr", type=real(0, 10), default=5e-4, help="peak rate of AdamW (default: %(default)s; pretrain: 0.001)")
+    add("--warmup", type=whole(0, 10**9), default=50, help="steps of warm-up (default: %(default)s; pretrain: 100)")
     add("--weight-decay", type=real(0, 10), default=0.0, help="of AdamW")
     add("--q-rate", type=real(0, 10), default=0.1, help="multiple of --lr for the query weights; 1 for large models")
     add("--clip", type=real(1e-9, 1e9), default=1.0, help="largest gradient norm")
     add("--seed", type=whole(0, 2**31), default=0, help="of data, order and dropout")
-    add = p.add_argument_group("run").add_argument
-    add("--out", metavar="DIR", default="runs/sft", help="run directory")
+    add = group("run (sft, pretrain)")
+    add("--out", metavar="DIR", default="runs/sft", help="of the run (default: %(default)s; pretrain: runs/pretrain)")
+    add("--args", metavar="FILE", help="args.json of a run: its arguments, where no flag says otherwise")
     add("--resume", action="store_true", help="go on with an interrupted run of the same arguments")
     add("--overwrite", action="store_true", help="replace another run in --out")
     add("--save-minutes", type=real(0, 10**6), default=2, help="between states for --resume")
-    add("--log-every", type=whole(1, 10**9), default=10, help="steps between lines of metrics.jsonl")
-    add = p.add_argument_group("pretrain").add_argument
+    add("--log-every", type=whole(1, 10**9), default=10, help="steps a line of metrics.jsonl (pretrain: 100)")
+    add = group("curriculum (pretrain)")
     add("--steps", type=whole(1, 10**9), default=6000, help="optimizer steps")
     add("--max-pieces", type=whole(512, 10**9), default=3000, help="source pieces of a step")
-    add(
-        "--skip", nargs="*", choices=("copy", "dates", "match"), default=[], help="parts of the curriculum to leave out"
-    )
-    add = p.add_argument_group("ask").add_argument
-    add("--question", help="the question of --stage ask")
-    add("--context", help="its text, or a file that holds it")
-    known, _ = p.parse_known_args(argv)
-    p.set_defaults(**(PAPER if known.paper else {}), **(PRETRAIN if known.stage == "pretrain" else {}))
-    args = p.parse_args(argv)
+    parts = ("copy", "dates", "match")
+    add("--skip", nargs="*", choices=parts, default=[], metavar="PART", help=f"of {', '.join(parts)}: not taught")
+    add = group("question (ask)")
+    add("--question", metavar="TEXT", help="the question (default: several, from the keyboard)")
+    add("--context", metavar="TEXT", help="its text, or a file that holds it (default: from the keyboard)")
+    add("--html", metavar="FILE", help="draw the times and windows of the (last) question")
+    argv = sys.argv[1:] if argv is None else list(argv)
+    told, defaults = flags_of_run(p, argv) + argv, vars(p.parse_args([]))  # the former prints the help, too
+    p.set_defaults(**dict.fromkeys(defaults))
+    given = lambda flags: {name: value for name, value in vars(p.parse_args(flags)).items() if value is not None}
+    told = given(told)
+    stage = told.get("stage", "sft")
+    for name in given(argv):
+        if stage not in used[name]:
+            where = " or ".join(used[name])
+            raise UserError(f"--{name.replace('_', '-')} is for --stage {where}; leave it out of --stage {stage}")
+    args = argparse.Namespace(**defaults | (PAPER if "paper" in told else {}) | STAGES[stage] | told)
     mini = args.data == "mini"
     args.setting = args.setting or ("mix" if mini else "reason")
     args.n_train, args.n_dev = args.n_train or (4000 if mini else None), args.n_dev or (300 if mini else None)
-    if args.stage == "ask" and (args.question is None or args.context is None):
-        raise UserError("--stage ask needs --question and --context (a text or a file)")
     return args
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# ask
 
 
 def read_context(text):
@@ -1346,16 +1466,97 @@ def read_context(text):
         raise UserError(f"--context {text}: byte {e.start + 1} is not UTF-8; save the file as UTF-8") from None
 
 
+def checked(flag, text):
+    if not text.strip() or re.search("[\ud800-\udfff]", text):
+        raise UserError(f"{flag} is {'no valid Unicode' if text.strip() else 'blank'}; expected text")
+    return text
+
+
+def draw(parts, answers, tokenizer, window):
+    """A page (bytes) by spaCy's displaCy: lines of answers, then [(text, time spans)] with the times and their windows."""
+    key = [{"start": 0, "end": 4, "label": "time"}, {"start": 6, "end": 12, "label": "window"}]
+    docs = [{"text": "\n".join(answers), "ents": []}, {"text": "time, window", "ents": key}]
+    for text, times in parts:
+        labels = [""] * len(text)  # one a character
+        _, offsets = tokenizer.encode_with_offsets(text)
+        for (start, end), mark in zip(offsets, time_marks(times, offsets, window), strict=True):
+            labels[start:end] = ["window" * mark] * (end - start)
+        for start, end in times:
+            labels[start:end] = ["time"] * (end - start)
+        docs.append({"text": text, "ents": (ents := [])})
+        for label, places in itertools.groupby(range(len(text)), labels.__getitem__):
+            first, *_, last = [*places] * 2
+            ents += [{"start": first, "end": last + 1, "label": label}] if label else []
+    mark = '<mark title="{label}" style="background: {bg}">{text}</mark>'
+    look = {"colors": {"time": "#ffb000", "window": "#d6e4ff"}, "template": mark}
+    page = displacy.render(docs, "ent", page=True, manual=True, jupyter=False, options=look)
+    return page.encode("ascii", "xmlcharrefreplace")  # displaCy's page names no charset
+
+
+def in_colour():
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def reply(args, model, tokenizer, tagger, context, question):
+    """Prints the answer to one question and what `--stage ask` tells about it; draws it where --html says."""
+
+    def shown(text, code):
+        text = re.sub(r"[\x00-\x1f\x7f-\x9f]", "?", text)  # what comes out of a text must not steer the terminal
+        return f"\033[{code}m{text}\033[0m" if in_colour() else text
+
+    c, question = model.config, checked("--question", question)
+    answers = [
+        (text or "(no answer)", f"{100 * p:.2f} %" + ("" if ended else f", cut off at --max-target {c.max_target}"))
+        for text, p, ended in ranked_answers(model, tokenizer, tagger, question, context, args.dtype, args.passages)
+    ]
+    print(shown(answers[0][0], 1))
+    print(f"probability: {answers[0][1]}")
+    print("runners-up:", *([f"  {shown(text, 2)} ({p})" for text, p in answers[1:]] or ["  none"]), sep="\n")
+    ((_, kept),), parts = fit_contexts(tokenizer, [(question, context)], c.max_source, args.passages), []
+    for prefix, text in zip(PREFIXES, (question, kept), strict=True):
+        times = tagger.spans(text) if tagger else []
+        found = dict.fromkeys(shown(text[start:end], 36) for start, end in times)
+        none = "none" if tagger else "not looked for (--no-time)"
+        print(f"times in the {prefix}{'; '.join(found) or none}")
+        parts.append((prefix + text, [(start + len(prefix), end + len(prefix)) for start, end in times]))
+    whole, rest = (len(tokenizer.encode(text)) - 1 for text in (context, kept))
+    if rest < whole:
+        print(f"dropped: {whole - rest} of {whole} pieces of the context; raise --max-source {c.max_source}")
+    if args.html:
+        write_atomic(args.html, draw(parts, [f"{text}: {p}" for text, p in answers], tokenizer, c.time_window))
+
+
+def ask(args):
+    """One question, or those that come from the keyboard until a blank line."""
+    if None in (args.question, args.context) and not sys.stdin.isatty():
+        raise UserError("--stage ask needs --question and --context (a text or a file), or a terminal to ask for them")
+    if args.question is not None:
+        checked("--question", args.question)
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # editing; and without it a terminal cuts lines at 4,095 characters
+    with contextlib.suppress(EOFError):
+        context = args.context if args.context is not None else input("context, a text or a file: ")
+        context = checked("--context", read_context(context))
+        changes = {k: getattr(args, k) for k in ("no_time", "tagger", "spacy_model") if getattr(args, k) is not None}
+        name = args.model or ("runs/sft" if weights_file(Path("runs/sft")) else "tiny")
+        model, tokenizer, tagger, told = load_run(name, args.device, **changes)
+        c = model.config
+        c.time_window = c.time_window if args.window is None else args.window
+        c.max_source, c.max_target = args.max_source or c.max_source, args.max_target or c.max_target
+        args.passages = args.passages or told.get("passages", "relevant")
+        if args.question is not None:
+            return reply(args, model, tokenizer, tagger, context, args.question)
+        print(f"{name} is ready; a blank line ends", file=sys.stderr)
+        while question := input("question: ").strip():
+            try:
+                reply(args, model, tokenizer, tagger, context, question)
+            except UserError as e:
+                print(f"error: {e}", file=sys.stderr)
+
+
 def main(argv=None):
     args = parse_args(argv)
-    if args.stage != "ask":
-        return sft(args) if args.stage == "sft" else pretrain(args)
-    context = read_context(args.context)
-    for flag, text in (("--question", args.question), ("--context", context)):
-        if not text.strip() or re.search("[\ud800-\udfff]", text):
-            raise UserError(f"{flag} is {'no valid Unicode' if text.strip() else 'blank'}; expected text")
-    model, tokenizer, tagger, _ = load_run(args.model, args.device)
-    print(answer(model, tokenizer, tagger, args.question, context))
+    {"sft": sft, "pretrain": pretrain, "ask": ask}[args.stage](args)
 
 
 if __name__ == "__main__":

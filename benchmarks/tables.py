@@ -19,8 +19,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 import tsqa
-from data import UserError, run, write_atomic
-from evaluate import bootstrap_interval, exact_match, f1, load_bench, table, versus
+from data import UserError, run, table, write_atomic
+from evaluate import bootstrap_interval, exact_match, f1, load_bench, versus
 
 RUNS = {  # name: (script, the run it starts from, flags)
     "T5-SFT": ("tsqa.py", None, "--no-time"),

@@ -419,7 +419,12 @@ def test_predict_keeps_the_order_and_the_mode(small):
 
 def tsqa_cli(*args, **kwargs):
     return subprocess.run(
-        [sys.executable, ROOT / "tsqa.py", *map(str, args)], check=False, capture_output=True, text=True, **kwargs
+        [sys.executable, ROOT / "tsqa.py", *map(str, args)],
+        check=False,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        **kwargs,
     )
 
 
@@ -446,11 +451,12 @@ def test_cli_trains_then_scores_then_answers(small, tmp_path):
         (["--data", "tempreason-l2", "--data-dir", "nowhere", "--model", "SMALL"], "nowhere"),
         (["--max-source", "33", "--model", "SMALL", "--n-train", "2"], "--max-source"),
         (["--device", "tpu"], "--device"),
+        (["--context", "x y"], "--context is for --stage ask"),
     ],
 )
 def test_cli_wrong_use_is_one_sentence_and_status_2(small, tmp_path, args, message):
     args = [str(small) if a == "SMALL" else a for a in args]
-    done = tsqa_cli(*args, "--out", tmp_path / "run")
+    done = tsqa_cli(*args, *([] if "ask" in args else ["--out", tmp_path / "run"]))
     assert done.returncode == 2
     assert message in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "run" / "model.safetensors").exists()
