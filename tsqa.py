@@ -775,11 +775,12 @@ def collate(rows, device):
 
 def pick_device(name=None):
     """torch.device of --device; None: CUDA where there is one, else the CPU. Under torchrun each process has its own GPU."""
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    if name == "cuda" and ranks()[1] > 1:
-        name = f"cuda:{os.environ['LOCAL_RANK']}"
-    elif name.startswith("cuda:") and ranks()[1] > 1:
-        raise UserError(f"--device {name}: torchrun gives each process a GPU of its own; give --device cuda")
+    name = str(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if name.startswith("cuda") and ranks()[1] > 1:
+        own = f"cuda:{os.environ['LOCAL_RANK']}"
+        if name not in ("cuda", own):
+            raise UserError(f"--device {name}: torchrun gives each process a GPU of its own; give --device cuda")
+        name = own
     try:
         if torch.zeros(1, device=name).device.type not in ("cpu", "cuda"):
             raise RuntimeError("only cpu and cuda are supported")
@@ -1049,8 +1050,9 @@ def sft(args):
     rank, _ = ranks()
     torch.manual_seed(args.seed)
     with together(in_turn=True):
+        device = pick_device(args.device)
         out, state = open_run(args)
-        model, tokenizer, _, _ = load_run(args.model, args.device)
+        model, tokenizer, _, _ = load_run(args.model, device)
         tagger = None if args.no_time else TimeTagger(args.tagger, args.spacy_model)
         train, dev = (
             load_bench(args.data, args.setting, split, args.data_dir, n, args.seed)

@@ -88,7 +88,11 @@ def start(*command):
         )
         for i in range(2)
     ]  # fmt: skip
-    told = [job.communicate(timeout=240) for job in jobs]
+    try:
+        told = [job.communicate(timeout=600) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
     return [(job.returncode, *texts) for job, texts in zip(jobs, told, strict=True)]
 
 
@@ -211,8 +215,10 @@ def test_the_other_stages_are_for_one_process(monkeypatch, stage):
 
 def test_a_gpu_for_each(monkeypatch):
     monkeypatch.setattr(tsqa, "ranks", lambda: (1, 2))
+    monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(UserError, match="a GPU of its own; give --device cuda"):
         tsqa.pick_device("cuda:1")
+    assert tsqa.pick_device(tsqa.pick_device("cpu")) == torch.device("cpu")
 
 
 def test_the_way_to_go_on_starts_as_many_processes(monkeypatch):
