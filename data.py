@@ -48,14 +48,22 @@ class UserError(Exception):
 
 
 def run(main):
-    """Calls main() and returns its result; UserError -> one line on stderr and exit status 2; Ctrl-C -> 130."""
-    try:
-        return main()
-    except UserError as e:
-        print(f"error: {e}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    """Calls main() and returns its result; UserError -> one line on stderr and exit status 2; Ctrl-C -> 130.
+
+    Of the processes of torchrun the first alone speaks; what is no UserError is shown whoever raises it.
+    """
+    with contextlib.ExitStack() as silence:
+        if int(os.environ.get("RANK", "0")):
+            nothing = silence.enter_context(open(os.devnull, "w"))
+            silence.enter_context(contextlib.redirect_stdout(nothing))
+            silence.enter_context(contextlib.redirect_stderr(nothing))
+        try:
+            return main()
+        except UserError as e:
+            print(f"error: {e}", file=sys.stderr)
+            sys.exit(2)
+        except KeyboardInterrupt:
+            sys.exit(130)
 
 
 class Help(argparse.RawDescriptionHelpFormatter):

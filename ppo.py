@@ -28,20 +28,28 @@ from data import EOS, UNK, FactIndex, Help, TimeTagger, UserError, negatives, nu
 from evaluate import BENCHES, exact_match, load_bench, normalize
 from reward import MARGIN, AnswerEncoder, TripletReward, em_reward
 from tsqa import (
+    add_up,
+    all_reduce,
     autocast,
     begin_run,
     collate,
+    compiled,
     encode_sources,
     evaluate_dev,
     flags_of_run,
+    gather,
     interruptible,
     load_run,
     log_metrics,
     open_run,
     parameter_groups,
+    processes,
+    ranks,
     save_trainer,
     schedule,
+    share,
     shift_right,
+    together,
     weights_file,
     write_card,
 )
@@ -181,9 +189,9 @@ def text_ids(tokenizer, vocab_size, device="cpu"):
     return (i == EOS) | (i > UNK) & (i < tokenizer.size)
 
 
-def generator(*key, device="cpu"):
+def generator(*key):
     """A new random stream named by `key`: no stream disturbs another, and --resume has none to restore."""
-    return torch.Generator(device).manual_seed(random.Random(repr(key)).getrandbits(63))
+    return torch.Generator().manual_seed(random.Random(repr(key)).getrandbits(63))
 
 
 def draw(n, size, step, seed):
@@ -194,8 +202,8 @@ def draw(n, size, step, seed):
 
 
 def by_length(rows, index, size):
-    """Yields the questions `index` in lists of `size`, long sources together: little padding."""
-    index = sorted(index, key=lambda i: -len(rows[i][0]))
+    """Yields this process's share of the questions `index` in lists of `size`, long sources together: little padding."""
+    index = sorted(share(index), key=lambda i: -len(rows[i][0]))
     yield from (index[i : i + size] for i in range(0, len(index), size))
 
 
@@ -223,14 +231,20 @@ def state_values(head, hidden):
 
 @torch.no_grad()
 def sample(t5, rows, allowed, args, g):
-    """args.samples answers to each question -> ids (B, T), zeros after EOS, T = the longest answer."""
-    k, device = args.samples, allowed.device
-    ids = torch.zeros(len(rows) * k, args.max_new_tokens, dtype=torch.long, device=device)
+    """args.samples answers to each question -> ids (B, T), zeros after EOS, T = the longest answer.
+
+    g gives each answer its own random numbers: it does not depend on the chunk, or the process, that it is sampled in.
+    """
+    k, n, device = args.samples, args.max_new_tokens, allowed.device
+    ids = torch.zeros(len(rows) * k, n, dtype=torch.long, device=device)
+    uniform = torch.rand(ids.shape, dtype=torch.float64, generator=g).to(device)
     for index in by_length(rows, range(len(rows)), args.chunk_size):
-        source, how = collate([rows[i] for i in index], device), {"temperature": args.temperature, "generator": g}
+        at, source = answers_of(index, k, device), collate([rows[i] for i in index], device)
+        how = {"do_sample": True, "temperature": args.temperature, "allowed": allowed, "copies": k}
         with autocast(device, args.dtype):
-            out = t5.generate(*source, args.max_new_tokens, do_sample=True, allowed=allowed, copies=k, **how)
-        ids[answers_of(index, k, device), : out.shape[1]] = out
+            out = t5.generate(*source, n, uniform=uniform[at], **how)
+        ids[at, : out.shape[1]] = out
+    all_reduce(ids)
     return ids[:, : action_mask(ids).sum(1).max()]
 
 
@@ -247,6 +261,8 @@ def teacher_forced(policy, ref, rows, ids, allowed, args):
         out["ref_logp"][at] = token_logprobs(ref_logits, ids[at], mask[at])
         out["values"][at] = state_values(policy["value"], hidden).masked_fill(~mask[at], 0)
         out["entropy"][at] = token_entropy(logits, mask[at])
+    for x in out.values():
+        all_reduce(x)
     return out
 
 
@@ -303,7 +319,8 @@ def update_figures(steps):
 
 def minibatch_gradients(policy, rows, index, batch, allowed, args):
     """Adds the gradient of the loss over the questions `index`, a few at a time -> figures of ppo_loss"""
-    ids, mask, total = batch["ids"], batch["mask"], {}
+    ids, mask, zero = batch["ids"], batch["mask"], batch["logp"].new_zeros(())
+    total = dict.fromkeys(("pg_loss", "vf_loss", "approx_kl", "clipfrac", "ratio_mean", "ratio_max"), zero)
     n = mask[answers_of(index, args.samples, ids.device)].sum()  # actions of the whole minibatch, not of a part
     for part in by_length(rows, index, args.chunk_size):
         at, source = answers_of(part, args.samples, ids.device), collate([rows[i] for i in part], ids.device)
@@ -313,8 +330,11 @@ def minibatch_gradients(policy, rows, index, batch, allowed, args):
         loss, figures = ppo_loss(logp, values, *old, args.cliprange, args.cliprange_value, args.vf_coef, n)
         loss.backward()
         for k, v in figures.items():
-            total[k] = max(total.get(k, v), v) if k == "ratio_max" else total.get(k, 0) + v
-    return total
+            total[k] = torch.max(total[k], v) if k == "ratio_max" else total[k] + v
+    largest = total.pop("ratio_max").clone()
+    all_reduce(largest, "MAX")
+    sums = add_up(policy, torch.stack([*total.values()]))
+    return dict(zip(total, sums, strict=True)) | {"ratio_max": largest}
 
 
 def update(policy, optimizer, rows, batch, allowed, args, g):
@@ -384,45 +404,53 @@ def ppo(args):
         raise UserError(f"--ckpt: {args.ckpt} holds no fine-tuned model; make one with: python tsqa.py --stage sft")
     if Path(args.out).resolve() == Path(args.ckpt).resolve():
         raise UserError(f"--out {args.out} is the checkpoint itself; choose another directory")
-    t5, tokenizer, _, told = load_run(args.ckpt, args.device)
-    inherit(args, told, t5.config)
-    out, state = open_run(args)
-    device, k, t5.config.time_window = t5.shared.weight.device, args.samples, args.window
-    tagger = None if args.no_time else TimeTagger(args.tagger, args.spacy_model)
-    train, dev = (
-        load_bench(args.data, args.setting, split, args.data_dir, n, args.seed)
-        for split, n in (("train", args.n_train), ("dev", args.n_dev))
-    )
-    pairs = [(ex.question, ex.context) for ex in train]
-    sources = encode_sources(tokenizer, tagger, pairs, args.window, t5.config.max_source, args.passages)
+    with together(in_turn=True):
+        t5, tokenizer, _, told = load_run(args.ckpt, args.device)
+        inherit(args, told, t5.config)
+        out, state = open_run(args)
+        tagger = None if args.no_time else TimeTagger(args.tagger, args.spacy_model)
+        train, dev = (
+            load_bench(args.data, args.setting, split, args.data_dir, n, args.seed)
+            for split, n in (("train", args.n_train), ("dev", args.n_dev))
+        )
+    (rank, _), device, k, t5.config.time_window = ranks(), t5.shared.weight.device, args.samples, args.window
+    with together():
+        pairs = [(ex.question, ex.context) for ex in share(train)]
+        sources = encode_sources(tokenizer, tagger, pairs, args.window, t5.config.max_source, args.passages)
+    sources = gather(sources)
     t5.time_embedding.requires_grad_(not args.no_time)  # without marks its row 0 would be trained as a bias
     iterations = args.iterations or math.ceil(args.epochs * len(train) / (args.num_rollouts // k))
 
     policy = nn.ModuleDict({"t5": t5, "value": value_head(t5.config.d_model).to(device)}).eval()  # no dropout anywhere
     ref, kl = frozen_copy(t5), KLController(args.init_kl_coef, args.target, args.horizon)
     allowed = text_ids(tokenizer, t5.config.vocab_size, device)
-    reward, look_up = make_reward(args, ref, tokenizer, train), wrong_answers(train, args)
+    with together(in_turn=True):
+        reward, look_up = make_reward(args, ref, tokenizer, train), wrong_answers(train, args)
     named = [(name, p) for name, p in policy["t5"].named_parameters() if p.requires_grad]
     groups = [g | {"peak": args.lr * g["rate"]} for g in parameter_groups(named, {"q.weight": args.q_rate})]
     groups += [{"params": policy["value"].parameters(), "peak": args.value_lr or args.lr}]
     optimizer = torch.optim.Adam(groups, eps=1e-5)
     step, best = 0, {"em": -1.0, "first": None}
-    begin_run(out, args, state)
     if state:
         policy.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         step, best, kl.value = state["step"], state["best"], state["best"]["beta"]
+    if args.compile:
+        compiled(t5)  # the reference is a copy, and stays as it is
+    with together():
+        begin_run(out, args, state)
 
     def judge():
         scores = evaluate_dev(t5, tokenizer, tagger, dev, args)
         log_metrics(out, step=step, **{f"dev_{name}": v for name, v in scores.items()})
         if best["first"] is None:
             best["first"] = scores["em"]
-        if scores["em"] > best["em"]:
-            best["em"] = scores["em"]
-            t5.save_pretrained(out)
-            tokenizer.save(out)
-            write_card(out, args, scores, len(dev), step)
+        better, best["em"] = scores["em"] > best["em"], max(scores["em"], best["em"])
+        with together():
+            if better and rank == 0:
+                t5.save_pretrained(out)
+                tokenizer.save(out)
+                write_card(out, args, scores, len(dev), step)
         bar.write(f"rollout {step}: dev EM {scores['em']:.1f}, F1 {scores['f1']:.1f} (n = {len(dev)})", file=sys.stderr)
 
     def save():
@@ -433,12 +461,13 @@ def ppo(args):
     with interruptible(lambda: f"rollout {step} of {iterations}"):
         if not state:
             judge()  # a run never ends with less than it began with
-        saved = save()
+        with together():
+            saved = save()
         while step < iterations:
             # 1. questions, and answers sampled from the policy
             index = draw(len(train), args.num_rollouts // k, step, args.seed)
             rows, asked = [sources[i] for i in index], [i for i in index for _ in range(k)]
-            ids = sample(t5, rows, allowed, args, generator(args.seed, "sample", step, device=device))
+            ids = sample(t5, rows, allowed, args, generator(args.seed, "sample", step))
             batch = {"ids": ids, "mask": action_mask(ids)}
             # 2. log-probabilities, reference and values: one teacher-forced forward on the stored ids
             batch |= teacher_forced(policy, ref, rows, ids, allowed, args)
@@ -473,10 +502,11 @@ def ppo(args):
             if figures["commonest"] > 0.5:
                 bar.write(f"rollout {step}: {figures['commonest']:.0%} of the answers are the same", file=sys.stderr)
             # 8. dev
-            if step % args.eval_every == 0 or step == iterations:
+            if due := step % args.eval_every == 0 or step == iterations:
                 judge()
-            if step % args.eval_every == 0 or step == iterations or time.time() - saved > args.save_minutes * 60:
-                saved = save()
+            with together():
+                if due or time.time() - saved > args.save_minutes * 60:
+                    saved = save()
     bar.close()
     print(
         f"best dev EM {best['em']:.1f} (at the start {best['first']:.1f}); the model is in {out}; "
@@ -515,6 +545,7 @@ FLAGS = {  # group: (name, type or choices, default, help); None: the help says 
         ("spacy-model", str, None, "of --tagger ner and both"),
         ("device", str, None, "cpu, cuda or cuda:1 (default: cuda, if any, else cpu)"),
         ("dtype", ("auto", "float32", "bfloat16"), "auto", "auto is bfloat16 where fast"),
+        ("compile", bool, False, "torch.compile: slow to start; slower on CPUs"),
     ],
     "data (by default the checkpoint's)": [
         ("data", BENCHES, None, ", ".join(BENCHES)),
@@ -607,7 +638,9 @@ def parse_args(argv=None):
 
 
 def main(argv=None):
-    ppo(parse_args(argv))
+    args = parse_args(argv)
+    with processes():
+        ppo(args)
 
 
 if __name__ == "__main__":

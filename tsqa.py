@@ -3,6 +3,8 @@
 What is here, top to bottom: the model (T5; the temporal embedding of the paper in `T5.encode`) with its decoding (greedy,
 sampling, beams), weights in and out (Hugging Face layout, no `transformers`), time marks and sources, stage 1 training,
 pretraining of the bundled tiny model, and the command line.
+Several devices: `torchrun` starts one process for each; all hold the whole model, each takes its part of every batch, and
+the gradients are added up.
 What is not here: a trainer class, a config system, model parallelism.
 
 References
@@ -28,9 +30,11 @@ import shlex
 import sys
 import time
 from dataclasses import asdict, dataclass, fields
+from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from spacy import displacy
 from torch import nn
@@ -175,7 +179,8 @@ class Attention(nn.Module):
     def forward(self, q, k, v, bias, mask):
         """q (B, H, T, d_kv), k and v (B, H, S, d_kv) -> (B, T, D)"""
         p = self.p if self.training else 0.0
-        y = attend_plain(q, k, v, bias, mask, p) if p > 0 else Attend.apply(q, k, v, bias, mask)
+        plain = p > 0 or torch.compiler.is_compiling()  # the loop of Attend would be compiled anew for each size
+        y = attend_plain(q, k, v, bias, mask, p) if plain else Attend.apply(q, k, v, bias, mask)
         return self.o(y.transpose(1, 2).flatten(2))
 
 
@@ -396,13 +401,14 @@ class T5(nn.Module):
     @torch.no_grad()
     def generate(
         self, input_ids, attention_mask, time_marks=None, max_new_tokens=32, num_beams=1, do_sample=False,
-        temperature=1.0, generator=None, allowed=None, copies=1, all_beams=False,
+        temperature=1.0, uniform=None, allowed=None, copies=1, all_beams=False,
     ):  # fmt: skip
         """Answers by the best token at each step, by sampling, or by beam search (the ids `transformers` would give).
 
         input_ids, attention_mask, time_marks (B, S) -> ids (B, T), T <= max_new_tokens: no start token, zeros after EOS.
         do_sample draws from softmax(logits / temperature), nothing else cut off; `allowed` (V,) of bool forbids ids;
-        copies: so many answers to each source, side by side, which is encoded once;
+        copies: so many answers to each source, side by side, which is encoded once. uniform (B * copies, max_new_tokens),
+        float64: the numbers in [0, 1) that decide the draws, so that no answer depends on the others of its batch.
         all_beams: all K = num_beams > 1 answers of a search -> ids (B, K, T), log-probabilities (B, K), EOS included.
         """
         assert max_new_tokens > 0 and num_beams > 0 and temperature > 0, "sizes and temperature must be positive"
@@ -417,10 +423,13 @@ class T5(nn.Module):
                 return (out[:, :, : n.max()], logp) if all_beams else out[:, 0, : n[:, 0].max()]
             rows = torch.arange(len(input_ids) * copies, device=input_ids.device)  # those that have not ended
             ids, out = torch.full_like(rows, PAD), rows.new_zeros(len(rows), max_new_tokens)
+            if do_sample and uniform is None:
+                uniform = torch.rand(out.shape, dtype=torch.float64, device=out.device)
             for t in range(max_new_tokens):
                 logits = self.step(ids, t, state)
                 if do_sample:
-                    ids = torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)[:, 0]
+                    p = (logits / temperature).double().softmax(-1).cumsum(-1)  # (b, V)
+                    ids = torch.searchsorted(p, uniform[rows, t, None] * p[:, -1:], right=True)[:, 0]
                 else:
                     ids = logits.argmax(-1)
                 out[rows, t] = ids
@@ -784,11 +793,18 @@ def collate(rows, device):
 
 
 def pick_device(name=None):
-    """torch.device of --device; None: CUDA where there is one, else the CPU."""
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    """torch.device of --device; None: CUDA where there is one, else the CPU. Under torchrun each process has its own GPU."""
+    name = str(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if name.startswith("cuda") and ranks()[1] > 1:
+        own = f"cuda:{os.environ['LOCAL_RANK']}"
+        if name not in ("cuda", own):
+            raise UserError(f"--device {name}: torchrun gives each process a GPU of its own; give --device cuda")
+        name = own
     try:
         if torch.zeros(1, device=name).device.type not in ("cpu", "cuda"):
             raise RuntimeError("only cpu and cuda are supported")
+        if name.startswith("cuda:"):
+            torch.cuda.set_device(name)  # nccl asks for it
         return torch.device(name)
     except (RuntimeError, AssertionError, NotImplementedError) as e:
         reason = str(e).splitlines()[0][:80]
@@ -801,6 +817,75 @@ def autocast(device, dtype):
         fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
         dtype = "bfloat16" if fast else "float32"
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16")
+
+
+@contextlib.contextmanager
+def processes():
+    """Joins the processes of torchrun, if it started this one: gloo between CPUs, nccl between GPUs."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield
+    else:
+        dist.init_process_group(timeout=timedelta(hours=6))  # the others wait while the first one downloads
+        yield
+        dist.destroy_process_group()  # not after an error: it might wait for those that have none
+
+
+def ranks():
+    """(number of this process, how many there are): (0, 1) without torchrun"""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+
+
+def share(items):
+    """This process's part of a list: the n-th of n stretches."""
+    rank, n = ranks()
+    return items[len(items) * rank // n : len(items) * (rank + 1) // n]
+
+
+def gather(part):
+    """The whole list again, in every process, from the part of each."""
+    parts = [part] * ranks()[1]
+    if len(parts) > 1:
+        dist.all_gather_object(parts, part)
+    return [x for part in parts for x in part]
+
+
+def all_reduce(x, op="SUM"):
+    """Replaces the tensor x by its sum (or MAX) over the processes."""
+    if ranks()[1] > 1:
+        dist.all_reduce(x, getattr(dist.ReduceOp, op))
+
+
+def add_up(module, figures):
+    """Replaces the gradients of `module` by their sums over the processes -> the sum of the tensor `figures`"""
+    if ranks()[1] == 1:
+        return figures
+    params = [p for p in module.parameters() if p.requires_grad]
+    tensors = [torch.zeros_like(p) if p.grad is None else p.grad for p in params] + [figures]
+    flat = torch.cat([x.flatten() for x in tensors])
+    dist.all_reduce(flat)
+    *grads, figures = (x.view_as(y) for x, y in zip(flat.split([x.numel() for x in tensors]), tensors, strict=True))
+    for p, grad in zip(params, grads, strict=True):
+        p.grad = grad
+    return figures
+
+
+@contextlib.contextmanager
+def together(in_turn=False):
+    """A UserError of one process inside is raised in all of them, so that none waits for one that has ended.
+
+    in_turn: the first process goes ahead, and the others find what it has downloaded. Nothing inside may wait for others.
+    """
+    (rank, n), error = ranks(), None
+    if in_turn and rank:
+        dist.barrier()
+    try:
+        yield
+    except UserError as e:
+        error = e
+    if in_turn and not rank and n > 1:
+        dist.barrier()
+    if messages := [message for message in gather([error and str(error)]) if message]:
+        raise error or UserError(messages[0])
 
 
 def load_run(name, device=None, **changes):
@@ -892,26 +977,46 @@ def parameter_groups(named, rates):
 def train_step(model, optimizer, rows, targets, chunks, args):
     """One optimizer step over the rows in `chunks` (lists of indices, one a forward pass) -> mean loss per target piece.
 
-    The gradient is that of the mean over all target pieces of the step, however it is cut into chunks.
+    The gradient is that of the mean over all target pieces of the step, however it is cut into chunks, and however these
+    are shared by processes.
     """
-    device, total, loss_sum = model.shared.weight.device, sum(len(targets[i]) for chunk in chunks for i in chunk), 0.0
-    for chunk in chunks:
+    device, total = model.shared.weight.device, sum(len(targets[i]) for chunk in chunks for i in chunk)
+    loss_sum = torch.zeros((), device=device)
+    for chunk in filter(None, map(share, chunks)):
         ids, mask, marks = collate([rows[i] for i in chunk], device)
         labels = pad([targets[i] for i in chunk], value=-100)[0].to(device)  # (B, T)
         with autocast(device, args.dtype):
             _, loss = model(ids, mask, labels, marks)
         loss = loss * sum(len(targets[i]) for i in chunk) / total
         loss.backward()
-        loss_sum += loss.item()
+        loss_sum += loss.detach()
+    loss_sum = add_up(model, loss_sum)
     torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
     optimizer.step()
     optimizer.zero_grad()
-    return loss_sum
+    return loss_sum.item()
+
+
+def compiled(model):
+    """The same model; its encoder and decoder are compiled when they are first called. The weights keep their names."""
+    model.encode, model.decode = (torch.compile(f, dynamic=True) for f in (model.encode, model.decode))
+    return model
 
 
 def arguments_of(args):
     """What args.json keeps: all that decides the result."""
-    silent = ("resume", "overwrite", "out", "save_minutes", "log_every", "args", "question", "context", "html")
+    silent = (
+        "resume",
+        "overwrite",
+        "out",
+        "save_minutes",
+        "log_every",
+        "args",
+        "question",
+        "context",
+        "html",
+        "compile",
+    )
     return {k: v for k, v in vars(args).items() if k not in silent}
 
 
@@ -951,6 +1056,8 @@ def open_run(args):
 
 def begin_run(out, args, state):
     """Writes into the run directory for the first time: after all input was read, so that bad input destroys nothing."""
+    if ranks()[0]:
+        return
     metrics = out / "metrics.jsonl"
     kept = []
     for line in metrics.read_text().splitlines() if state and metrics.is_file() else []:
@@ -963,10 +1070,12 @@ def begin_run(out, args, state):
 
 
 def save_trainer(out, model, optimizer, step, best=None, **more):
-    """Everything that --resume needs; the order of the data follows from the seed and the step."""
+    """Everything that --resume needs; the order of the data and dropout follow from the seed and the step."""
+    if ranks()[0]:
+        return
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "best": best} | more
     buffer = io.BytesIO()
-    torch.save(state | {"rng": torch.get_rng_state()}, buffer)
+    torch.save(state, buffer)
     write_atomic(out / "trainer.pt", buffer.getvalue())
 
 
@@ -1023,13 +1132,16 @@ Arguments:
 
 
 def log_metrics(out, **row):
-    with open(out / "metrics.jsonl", "a") as f:
-        f.write(json.dumps(row) + "\n")
+    if ranks()[0] == 0:
+        with open(out / "metrics.jsonl", "a") as f:
+            f.write(json.dumps(row) + "\n")
 
 
 def evaluate_dev(model, tokenizer, tagger, examples, args):
     """EM and F1 in percent, and the share of empty answers, of greedy answers to `examples`."""
-    predictions = predict(model, tokenizer, tagger, examples, dtype=args.dtype, passages=args.passages)
+    with together():
+        part = predict(model, tokenizer, tagger, share(examples), dtype=args.dtype, passages=args.passages)
+    predictions = gather(part)
     pairs = list(zip(predictions, (ex.answers for ex in examples), strict=True))
     em, score = (100 * sum(f(p, golds) for p, golds in pairs) / len(pairs) for f in (exact_match, f1))
     return {"em": round(em, 2), "f1": round(score, 2), "empty": round(predictions.count("") / len(pairs), 4)}
@@ -1037,22 +1149,25 @@ def evaluate_dev(model, tokenizer, tagger, examples, args):
 
 def sft(args):
     """Stage 1: fine-tune on (question, context) -> answer and keep the weights that answer the dev questions best."""
-    device = pick_device(args.device)
+    rank, _ = ranks()
     torch.manual_seed(args.seed)
-    out, state = open_run(args)
-    model, tokenizer, _, _ = load_run(args.model, device)
+    with together(in_turn=True):
+        device = pick_device(args.device)
+        out, state = open_run(args)
+        model, tokenizer, _, _ = load_run(args.model, device)
+        tagger = None if args.no_time else TimeTagger(args.tagger, args.spacy_model)
+        train, dev = (
+            load_bench(args.data, args.setting, split, args.data_dir, n, args.seed)
+            for split, n in (("train", args.n_train), ("dev", args.n_dev))
+        )
     c = model.config
     c.time_window, c.max_source, c.max_target = args.window, args.max_source, args.max_target
     model.set_dropout(args.dropout)
-    tagger = None if args.no_time else TimeTagger(args.tagger, args.spacy_model)
-    train, dev = (
-        load_bench(args.data, args.setting, split, args.data_dir, n, args.seed)
-        for split, n in (("train", args.n_train), ("dev", args.n_dev))
-    )
-    pairs = [(ex.question, ex.context) for ex in train]
-    rows = encode_sources(tokenizer, tagger, pairs, args.window, args.max_source, args.passages)
+    with together():
+        pairs = [(ex.question, ex.context) for ex in share(train)]
+        rows = encode_sources(tokenizer, tagger, pairs, args.window, args.max_source, args.passages)
+    rows = gather(rows)
     golds = [[tokenizer.encode(a, args.max_target) for a in ex.answers] for ex in train]
-    begin_run(out, args, state)
     if args.no_time:  # else row 0, added at every piece, would be trained as a bias
         model.time_embedding.requires_grad_(False).weight.zero_()
     groups = parameter_groups(model.named_parameters(), {"q.weight": args.q_rate})
@@ -1062,9 +1177,12 @@ def sft(args):
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         step, best = state["step"], state["best"]
-        torch.set_rng_state(state["rng"])
-    else:
-        save_trainer(out, model, optimizer, step, best)  # from now on there is something to resume from
+    if args.compile:
+        compiled(model)
+    with together():
+        begin_run(out, args, state)
+        if not state:
+            save_trainer(out, model, optimizer, step, best)  # from now on there is something to resume from
 
     per_epoch = math.ceil(len(rows) / args.batch_size)
     steps, saved, questions, start = args.epochs * per_epoch, time.time(), 0, time.time()
@@ -1082,6 +1200,8 @@ def sft(args):
                 chunks = [index[i :: args.accum] for i in range(args.accum) if index[i :: args.accum]]
                 for group in optimizer.param_groups:
                     group["lr"] = args.lr * group["rate"] * schedule(step, steps, args.warmup)
+                # for dropout, which differs between processes; --resume has no state of it to restore
+                torch.manual_seed(random.Random(f"sft {args.seed} {step} {rank}").getrandbits(63))
                 loss = train_step(model, optimizer, rows, targets, chunks, args)
                 if not math.isfinite(loss):
                     ids = ", ".join(train[i].id for i in index[:3])
@@ -1091,31 +1211,26 @@ def sft(args):
                 step, questions = step + 1, questions + len(index)
                 bar.update()
                 bar.set_postfix(loss=f"{loss:.3f}", qps=f"{questions / (time.time() - start):.0f}", dev=f"{best:.1f}")
+                row = {"step": step, "epoch": step / per_epoch, "loss": round(loss, 5)}
                 if step % args.log_every == 0:
-                    log_metrics(
-                        out, step=step, epoch=step / per_epoch, loss=round(loss, 5), lr=optimizer.param_groups[0]["lr"]
-                    )
-                if time.time() - saved > args.save_minutes * 60 and step % per_epoch:
-                    save_trainer(out, model, optimizer, step, best)
-                    saved = time.time()
+                    log_metrics(out, **row, lr=optimizer.param_groups[0]["lr"])
+                with together():
+                    if time.time() - saved > args.save_minutes * 60 and step % per_epoch:
+                        save_trainer(out, model, optimizer, step, best)
+                        saved = time.time()
             scores = evaluate_dev(model, tokenizer, tagger, dev, args)
-            log_metrics(
-                out,
-                step=step,
-                epoch=step / per_epoch,
-                loss=round(loss, 5),
-                **{f"dev_{k}": v for k, v in scores.items()},
-            )
+            log_metrics(out, **row, **{f"dev_{k}": v for k, v in scores.items()})
             bar.write(
                 f"epoch {epoch + 1}/{args.epochs}: loss {loss:.3f}, dev EM {scores['em']:.1f}, F1 {scores['f1']:.1f} (n = {len(dev)}), {time.time() - start:.0f} s",
                 file=sys.stderr,
             )
-            if scores["em"] > best:
-                best = scores["em"]
-                model.save_pretrained(out)
-                tokenizer.save(out)
-                write_card(out, args, scores, len(dev), step)
-            save_trainer(out, model, optimizer, step, best)
+            better, best = scores["em"] > best, max(scores["em"], best)
+            with together():
+                if better and rank == 0:
+                    model.save_pretrained(out)
+                    tokenizer.save(out)
+                    write_card(out, args, scores, len(dev), step)
+                save_trainer(out, model, optimizer, step, best)
             saved = time.time()
     bar.close()
     print(f"best dev EM {best:.1f}; the model is in {out}; next: python evaluate.py --ckpt {out}")
@@ -1132,7 +1247,9 @@ def interruptible(where):
 
 
 def resume_command():
-    return "python " + shlex.join(a for a in sys.argv if a not in ("--resume", "--overwrite")) + " --resume"
+    n = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    start = "python " if n == 1 else f"torchrun --nproc_per_node={n} "
+    return start + shlex.join(a for a in sys.argv if a not in ("--resume", "--overwrite")) + " --resume"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1413,6 +1530,8 @@ def parse_args(argv=None):
     add("--q-rate", type=real(0, 10), default=0.1, help="multiple of --lr for the query weights; 1 for large models")
     add("--clip", type=real(1e-9, 1e9), default=1.0, help="largest gradient norm")
     add("--seed", type=whole(0, 2**31), default=0, help="of data, order and dropout")
+    add = group("compiler (sft)")
+    add("--compile", action="store_true", help="torch.compile: a minute or more to start; slower than without on CPUs")
     add = group("run (sft, pretrain)")
     add("--out", metavar="DIR", default="runs/sft", help="of the run (default: %(default)s; pretrain: runs/pretrain)")
     add("--args", metavar="FILE", help="args.json of a run: its arguments, where no flag says otherwise")
@@ -1556,7 +1675,10 @@ def ask(args):
 
 def main(argv=None):
     args = parse_args(argv)
-    {"sft": sft, "pretrain": pretrain, "ask": ask}[args.stage](args)
+    if args.stage != "sft" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(f"--stage {args.stage} runs in one process; start it with python in place of torchrun")
+    with processes():
+        {"sft": sft, "pretrain": pretrain, "ask": ask}[args.stage](args)
 
 
 if __name__ == "__main__":

@@ -771,10 +771,11 @@ def test_copies_are_the_answers_to_repeated_sources(small):
     """One pass of the encoder for all answers to a question gives what the question written k times gives."""
     w = World(small, arguments())
     t5, source = w.policy["t5"], tsqa.collate(w.rows[:3], "cpu")
-    how = lambda: {"max_new_tokens": 6, "do_sample": True, "generator": torch.Generator().manual_seed(1)}
-    repeated = t5.generate(*[x.repeat_interleave(4, 0) for x in source], **how())
+    uniform = torch.rand(12, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    how = {"max_new_tokens": 6, "do_sample": True, "uniform": uniform}
+    repeated = t5.generate(*[x.repeat_interleave(4, 0) for x in source], **how)
     assert repeated.shape[0] == 12 and len(set(map(tuple, repeated.tolist()))) > 6
-    assert torch.equal(t5.generate(*source, copies=4, **how()), repeated)
+    assert torch.equal(t5.generate(*source, copies=4, **how), repeated)
 
 
 def test_queries_learn_at_their_own_rate(small, tmp_path, fake, monkeypatch):

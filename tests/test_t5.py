@@ -376,7 +376,7 @@ def test_samples_follow_the_probabilities():
     p = torch.where(ends, logp[:, 0].exp() * (pairs[:, 1] == 0), logp.sum(1).exp())
     out = model.generate(
         ids.expand(n, 3), mask.expand(n, 3), max_new_tokens=2, do_sample=True, temperature=T,
-        generator=torch.Generator().manual_seed(3),
+        uniform=torch.rand(n, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3)),
     )  # fmt: skip
     counts = torch.bincount(out[:, 0] * 5 + out[:, 1], minlength=25)
     assert p.sum().item() == pytest.approx(1, abs=1e-5) and (p > 0.01).sum() > 8
@@ -386,7 +386,14 @@ def test_samples_follow_the_probabilities():
 def test_sampling_is_repeatable_and_can_forbid_ids():
     model, ids, mask, _ = load("relu")
     a, b, c = (
-        model.generate(ids, mask, do_sample=True, temperature=3.0, generator=torch.Generator().manual_seed(s))
+        model.generate(
+            ids,
+            mask,
+            max_new_tokens=32,
+            do_sample=True,
+            temperature=3.0,
+            uniform=torch.rand(len(ids), 32, dtype=torch.float64, generator=torch.Generator().manual_seed(s)),
+        )
         for s in (1, 1, 2)
     )
     assert torch.equal(a, b) and not torch.equal(a, c)
