@@ -1228,6 +1228,8 @@ def mini(split, level="mix", setting="mix", n=1000, seed=0, scale=1):
         relation = rng.choices(list(RELATIONS), weights)[0]
         size = rng.choice((3, 3, 4, 4, 5, 5, 6, 7, 8, 10, 12)) if st == "reason" else rng.randint(2, 5)
         facts = facts_of(rng, names, relation, scale * size)
+        if scale > 1 and len(facts) < scale * size:  # the timeline reached the present
+            continue
         asked = (ask if st == "reason" else ask_prose)(rng, facts, lv)
         if asked is None:
             continue

@@ -39,7 +39,7 @@ from data import MONTHS, SENTENCE, UserError, normalize, number, table
 
 positive = number(int, 1, 10**9)
 MAX_ANSWER = 48  # pieces of a model's answer, its end among them
-BENCHES = ("mini", "tempreason-l2", "tempreason-l3", "timeqa-easy", "timeqa-hard", "traveler")
+BENCHES = ("mini", "mini-x2", "tempreason-l2", "tempreason-l3", "timeqa-easy", "timeqa-hard", "traveler")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -165,8 +165,8 @@ def rule_answer(example):
 
 def load_bench(bench, setting="reason", split="test", data_dir=None, n=None, seed=0):
     """Examples of a bench: n of them drawn by `seed` (in file order), or all when n is None (generated ones: 500)."""
-    if bench == "mini":
-        return list(data.mini(split, "mix", setting, n or 500, seed))
+    if bench in ("mini", "mini-x2"):  # x2: contexts of twice the length
+        return list(data.mini(split, "mix", setting, n or 500, seed, scale=1 + (bench == "mini-x2")))
     if bench == "traveler":
         if split == "test":
             return draw([traveler_example(q) for q in traveler_questions()], n, seed)

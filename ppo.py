@@ -392,7 +392,7 @@ def inherit(args, told, config):
         if getattr(args, name) is None:
             setattr(args, name, told.get(name) or default)
     args.no_time = args.no_time or bool(told.get("no_time"))
-    mini = args.data == "mini"
+    mini = args.data.startswith("mini")
     same = args.data == told.get("data", args.data)
     args.setting = args.setting or (same and told.get("setting")) or ("mix" if mini else "reason")
     args.n_train, args.n_dev = args.n_train or (6000 if mini else None), args.n_dev or (300 if mini else None)

@@ -194,7 +194,7 @@ def main(argv=None):
     add = p.add_argument_group("in place of the measurement").add_argument
     add("--show", type=positive, metavar="N", help="print N questions with their negatives (no colours: NO_COLOR=1)")
     a = p.parse_args(argv)
-    setting = a.setting or ("mix" if a.data == "mini" else "reason")
+    setting = a.setting or ("mix" if a.data.startswith("mini") else "reason")
     name = a.model or ("runs/sft" if Path("runs/sft").is_dir() else "tiny")
     examples = load_bench(a.data, setting, a.split, a.data_dir, a.n, a.seed)
     model, tokenizer, _, _ = load_run(name, a.device)

@@ -1515,17 +1515,17 @@ def parse_args(argv=None):
     add("--data", choices=BENCHES, default="mini", metavar="NAME", help=", ".join(BENCHES))
     add("--setting", choices=("reason", "obqa", "mix"), help="facts, prose, or (mini) both (default: mix, else reason)")
     add("--data-dir", metavar="DIR", help="folder of the official files (default: the download cache)")
-    add("--n-train", type=whole(1, 10**9), help="training questions (default: all; mini: 4000)")
+    add("--n-train", type=whole(1, 10**9), help="training questions (default: all; mini: 5000)")
     add("--n-dev", type=whole(1, 10**9), help="dev questions (default: all; mini: 300)")
     add = group("training (sft)")
     add("--paper", action="store_true", help="all of the paper's settings as defaults")
     add("--batch-size", type=whole(1, 10**6), default=32, help="questions of an optimizer step")
     add("--accum", type=whole(1, 10**6), default=1, help="forward passes that share a step, to save memory")
-    add("--epochs", type=whole(1, 10**6), default=2, help="passes over the training questions")
+    add("--epochs", type=whole(1, 10**6), default=1, help="passes over the training questions")
     add("--dropout", type=real(0, 0.99), default=0.0, help="T5's six dropouts")
     add = group("optimizer (sft, pretrain)")
     add("--lr", type=real(0, 10), default=5e-4, help="peak rate of AdamW (default: %(default)s; pretrain: 0.001)")
-    add("--warmup", type=whole(0, 10**9), default=50, help="steps of warm-up (default: %(default)s; pretrain: 100)")
+    add("--warmup", type=whole(0, 10**9), default=20, help="steps of warm-up (default: %(default)s; pretrain: 100)")
     add("--weight-decay", type=real(0, 10), default=0.0, help="of AdamW")
     add("--q-rate", type=real(0, 10), default=0.1, help="multiple of --lr for the query weights; 1 for large models")
     add("--clip", type=real(1e-9, 1e9), default=1.0, help="largest gradient norm")
@@ -1559,9 +1559,9 @@ def parse_args(argv=None):
             where = " or ".join(used[name])
             raise UserError(f"--{name.replace('_', '-')} is for --stage {where}; leave it out of --stage {stage}")
     args = argparse.Namespace(**defaults | (PAPER if "paper" in told else {}) | STAGES[stage] | told)
-    mini = args.data == "mini"
+    mini = args.data.startswith("mini")
     args.setting = args.setting or ("mix" if mini else "reason")
-    args.n_train, args.n_dev = args.n_train or (4000 if mini else None), args.n_dev or (300 if mini else None)
+    args.n_train, args.n_dev = args.n_train or (5000 if mini else None), args.n_dev or (300 if mini else None)
     return args
 
 

@@ -141,3 +141,14 @@ def test_timelines_are_of_all_kinds():
 def test_wrong_arguments(wrong):
     with pytest.raises(data.UserError, match="expected one of"):
         list(data.mini(*wrong))
+
+
+def test_scale_doubles_the_facts_asked_about():
+    for setting, least in (("reason", 6), ("obqa", 4)):
+        one, two = (list(data.mini("test", "l2", setting, 150, 0, scale=s)) for s in (1, 2))
+        asked = lambda ex: sum(f.relation == ex.facts[0].relation for f in ex.facts)
+        small, large = (sum(map(asked, rows)) / len(rows) for rows in (one, two))
+        assert 1.7 < large / small < 2.1, (small, large)  # a timeline may end with the present
+        assert max(map(asked, two)) > max(map(asked, one)) >= least
+        assert not {ex.id for ex in one} & {ex.id for ex in two}
+    assert list(data.mini("dev", n=20)) == list(data.mini("dev", n=20, scale=1))
