@@ -151,13 +151,12 @@ def work(folder):
                 sft(folder / "model", folder / "full")
             except UserError as e:
                 told["full"] = str(e)
-        with pytest.MonkeyPatch.context() as patch:  # dropout of its own in each process
-            patch.setattr(
-                torch,
-                "manual_seed",
-                lambda seed, f=torch.manual_seed: told.setdefault("seeds", []).append(seed) or f(seed),
-            )
-            sft(folder / "model", folder / "drop", "--dropout", "0.1", "--epochs", "1")
+        told |= {"seeds": [], "written": []}
+        with pytest.MonkeyPatch.context() as patch:  # dropout of its own in each process; one of them writes
+            seed, write = torch.manual_seed, tsqa.write_atomic
+            patch.setattr(torch, "manual_seed", lambda x: told["seeds"].append(x) or seed(x))
+            patch.setattr(tsqa, "write_atomic", lambda path, x: told["written"].append(path.name) or write(path, x))
+            sft(folder / "model", folder / "drop", "--dropout", "0.1", "--epochs", "1", "--save-minutes", "0")
         (folder / f"rank{rank}").write_text(json.dumps(told))
         sft(folder / "model", folder / "cut")
 
@@ -182,6 +181,8 @@ def test_parts_errors_and_turns(two):
     assert first.pop("parts") + second.pop("parts") == [0, 1, 2, 3, 4]
     seeds = [first.pop("seeds")[1:], second.pop("seeds")[1:]]  # the first of each is for the model
     assert len(seeds[0]) == 5 and len({*seeds[0], *seeds[1]}) == 10
+    written = first.pop("written")
+    assert second.pop("written") == [] and written.count("trainer.pt") > 4 and "model.safetensors" in written
     assert first == second and first["all"] == [1]
     assert [first[k] for k in ("first", "second", "later")] == [f"{k} has failed" for k in ("first", "second", "later")]
     assert "cannot write" in first["full"]
