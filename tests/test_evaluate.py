@@ -293,7 +293,7 @@ def bench(monkeypatch, tmp_path):
 
     fake = SimpleNamespace(load_run=lambda name, device=None: (str(name), None, None, {}), predict=predict)
     monkeypatch.setitem(sys.modules, "tsqa", fake)
-    monkeypatch.setattr(ev.data, "mini", lambda split, level, setting, n, seed: iter(BENCH[:n]))
+    monkeypatch.setattr(ev.data, "mini", lambda split, level, setting, n, seed, scale: iter(BENCH[:n]))
     monkeypatch.chdir(tmp_path)
     for name in "poor", "good":
         Path("runs", name).mkdir(parents=True)
@@ -388,9 +388,9 @@ def test_no_flags(bench, capsys):
 
 
 def test_load_bench_mini(monkeypatch):
-    monkeypatch.setattr(ev.data, "mini", lambda *a: [a])
-    assert ev.load_bench("mini") == [("test", "mix", "reason", 500, 0)]
-    assert ev.load_bench("mini", "obqa", "dev", None, 7, 3) == [("dev", "mix", "obqa", 7, 3)]
+    monkeypatch.setattr(ev.data, "mini", lambda *a, scale: [(*a, scale)])
+    assert ev.load_bench("mini") == [("test", "mix", "reason", 500, 0, 1)]
+    assert ev.load_bench("mini-x2", "obqa", "dev", None, 7, 3) == [("dev", "mix", "obqa", 7, 3, 2)]
 
 
 def test_load_bench_draws_by_seed(monkeypatch):
