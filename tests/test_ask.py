@@ -57,32 +57,28 @@ def train(small, out, *more):
 # ---- answers and their probabilities
 
 
-def log_probability(model, source, row):
-    """By the full forward pass: the sum over the pieces of one answer, EOS included."""
-    ids = torch.tensor([row[: row.index(data.EOS) + 1] if data.EOS in row else row])
+def log_probabilities(model, source, rows):
+    """Of answers (K, T) to one source, by the full forward pass: sums over their pieces, EOS included."""
+    ended = (rows == data.EOS).cumsum(1) - (rows == data.EOS).long() > 0
+    ids, mask, marks = (x if x is None else x.expand(len(rows), -1) for x in source)
     with torch.no_grad():
-        logp = model(source[0], source[1], ids, source[2])[0].log_softmax(-1)
-    return logp.gather(2, ids[:, :, None]).sum().item()
+        logp = model(ids, mask, rows, marks)[0].log_softmax(-1).gather(2, rows[:, :, None])[:, :, 0]
+    return logp.masked_fill(ended, 0).sum(1).tolist(), ended
 
 
 @pytest.mark.parametrize("kind", ["relu", "gated"])
 def test_all_beams_come_with_their_probabilities(kind):
-    """Against the full forward pass; the first is the answer that the search gives by itself, also beside other rows."""
+    """Against the full forward pass; the first is the answer of the search by itself, that of `transformers`."""
     model = tsqa.T5.from_pretrained(ROOT / "tests" / "fixtures" / kind)
     expected = json.loads((ROOT / "tests" / "fixtures" / "expected.json").read_text())[kind]
     ids, mask = (torch.tensor(expected[key]) for key in ("input_ids", "attention_mask"))
-    found, logp = model.generate(ids, mask, max_new_tokens=9, num_beams=4, all_beams=True)
-    best = model.generate(ids, mask, max_new_tokens=9, num_beams=4)
-    assert found.shape[:2] == logp.shape == (len(ids), 4)
-    assert torch.equal(found[:, 0, : best.shape[1]], best) and not found[:, 0, best.shape[1] :].any()
+    best = torch.tensor(expected["beam4"])
+    found, logp = model.generate(ids, mask, max_new_tokens=best.shape[1], num_beams=4, all_beams=True)
+    assert logp.shape == (len(ids), 4) and torch.equal(found[:, 0, : best.shape[1]], best)
     for i in range(len(ids)):
-        rows = found[i].tolist()
-        assert len({tuple(row) for row in rows}) == 4
-        source = (ids[i : i + 1], mask[i : i + 1], None)
-        for row, x in zip(rows, logp[i].tolist(), strict=True):
-            assert x == pytest.approx(log_probability(model, source, row), abs=1e-4)
-            end = row.index(data.EOS) + 1 if data.EOS in row else len(row)
-            assert not any(row[end:])
+        assert len(found[i].unique(dim=0)) == 4
+        want, ended = log_probabilities(model, (ids[i : i + 1], mask[i : i + 1], None), found[i])
+        assert logp[i].tolist() == pytest.approx(want, abs=1e-4) and not found[i][ended].any()
 
 
 def test_answers_are_ranked_by_the_product_over_their_pieces(small, tokenizer):
@@ -92,11 +88,9 @@ def test_answers_are_ranked_by_the_product_over_their_pieces(small, tokenizer):
     assert len(set(texts)) == len(texts) > 1 and list(probabilities) == sorted(probabilities, reverse=True)
     assert True in ended and False in ended
     source = tsqa.collate(tsqa.encode_sources(tokenizer, tagger, [(QUESTION, CONTEXT)], 2, 200), "cpu")
-    rows = model.generate(*source, 6, 8, all_beams=True)[0][0].tolist()
-    likeliest = {}
-    for row in rows:
-        p = math.exp(log_probability(model, source, row))
-        likeliest[tokenizer.decode(row)] = max(p, likeliest.get(tokenizer.decode(row), 0))
+    rows, likeliest = model.generate(*source, 6, 8, all_beams=True)[0][0], {}
+    for row, x in zip(rows, log_probabilities(model, source, rows)[0], strict=True):
+        likeliest[tokenizer.decode(row)] = max(math.exp(x), likeliest.get(tokenizer.decode(row), 0))
     assert dict(zip(texts, probabilities, strict=True)) == pytest.approx(likeliest, rel=1e-3)
     best = max(tsqa.ranked_answers(model, tokenizer, tagger, QUESTION, CONTEXT), key=lambda row: row[1])
     assert tsqa.answer(model, tokenizer, tagger, QUESTION, CONTEXT) == best[0]
