@@ -409,7 +409,8 @@ class T5(nn.Module):
         do_sample draws from softmax(logits / temperature), nothing else cut off; `allowed` (V,) of bool forbids ids;
         copies: so many answers to each source, side by side, which is encoded once. uniform (B * copies, max_new_tokens),
         float64: the numbers in [0, 1) that decide the draws, so that no answer depends on the others of its batch.
-        all_beams: all K = num_beams > 1 answers of a search -> ids (B, K, T), log-probabilities (B, K), EOS included.
+        all_beams: the K = num_beams > 1 most probable answers -> ids (B, K, T), log-probabilities (B, K), EOS included;
+        of their sum, not of its mean over the pieces, which favours long answers and leaves out the empty one.
         """
         assert max_new_tokens > 0 and num_beams > 0 and temperature > 0, "sizes and temperature must be positive"
         assert num_beams == 1 or not do_sample and copies == 1, "beams are neither sampled nor copied"
@@ -419,8 +420,10 @@ class T5(nn.Module):
         try:
             state = self.start(input_ids, attention_mask, time_marks, max_new_tokens, num_beams * copies, allowed)
             if num_beams > 1:
-                out, logp, n = self.beams(state, len(input_ids), max_new_tokens, num_beams)
-                return (out[:, :, : n.max()], logp) if all_beams else out[:, 0, : n[:, 0].max()]
+                out, scores = self.beams(state, len(input_ids), max_new_tokens, num_beams, mean=not all_beams)
+                out = out if all_beams else out[:, 0]
+                out = out[..., : ((out == EOS).cumsum(-1) == 0).sum(-1).max() + 1]
+                return (out, scores) if all_beams else out
             rows = torch.arange(len(input_ids) * copies, device=input_ids.device)  # those that have not ended
             ids, out = torch.full_like(rows, PAD), rows.new_zeros(len(rows), max_new_tokens)
             if do_sample and uniform is None:
@@ -442,10 +445,10 @@ class T5(nn.Module):
         finally:
             self.train(training)
 
-    def beams(self, state, B, N, K):
-        """K running beams a row, and the K best that ended, by mean log-probability
+    def beams(self, state, B, N, K, mean=True):
+        """K running beams a row, and the K best that ended, by the mean or the sum of log-probabilities
 
-        -> ids (B, K, N), best first; log-probabilities (B, K); lengths (B, K), EOS included.
+        -> ids (B, K, N), best first, and these scores (B, K).
         A row is over once its best running beam is no better than the worst of K that ended.
         """
         never = -1e9
@@ -454,7 +457,7 @@ class T5(nn.Module):
         out = rows.new_zeros(B, K, N)
         seqs = done = out.clone()  # (b, K, N)
         done_scores = torch.full((B, K), never, device=rows.device)
-        means = done_scores.clone()
+        best = done_scores.clone()
         scores = done_scores.masked_fill(beam_of[:K] == 0, 0.0)  # all beams are the same at first: only one counts
         for t in range(N):
             logp = self.step(ids, t, state).log_softmax(-1).view(len(rows), K, -1)  # (b, K, V)
@@ -464,22 +467,22 @@ class T5(nn.Module):
             seq[:, :, t] = token
             end = (token == EOS) | (t == N - 1)
             # those among the best K that end here, against those that ended before
-            mean = torch.where(end & (beam_of < K), top / (t + 1), never)
-            done_scores, i = torch.cat([done_scores, mean], 1).topk(K)
+            size = t + 1 if mean else 1
+            score = torch.where(end & (beam_of < K), top / size, never)
+            done_scores, i = torch.cat([done_scores, score], 1).topk(K)
             done = torch.cat([done, seq], 1).take_along_dim(i[:, :, None], 1)
             # the best K that do not end here run on
             scores, i = top.masked_fill(end, never).topk(K)
             seqs, ids, beam = seq.take_along_dim(i[:, :, None], 1), token.gather(1, i), beam.gather(1, i)
-            go = (scores[:, 0] / (t + 1) > done_scores[:, -1]) & (t < N - 1)
-            out[rows[~go]], means[rows[~go]] = done[~go], done_scores[~go]
+            go = (scores[:, 0] / size > done_scores[:, -1]) & (t < N - 1)
+            out[rows[~go]], best[rows[~go]] = done[~go], done_scores[~go]
             if not go.any():
                 break
             source = torch.arange(len(rows), device=rows.device)[:, None] * K + beam  # (b, K) rows of the cache
             state = select(state, go.repeat_interleave(K), source[go].flatten())
             rows, seqs, scores, done, done_scores = (x[go] for x in (rows, seqs, scores, done, done_scores))
             ids = ids[go].flatten()
-        n = (((out == EOS).cumsum(2) == 0).sum(2) + 1).clamp(max=N)
-        return out, means * n, n
+        return out, best
 
 
 def select(state, keep, source):
@@ -943,7 +946,7 @@ def ranked_answers(model, tokenizer, tagger, question, context, dtype="float32",
     rows = encode_sources(tokenizer, tagger, [(question, context)], c.time_window, c.max_source, passages)
     with autocast(device, dtype):
         ids, logp = model.generate(*collate(rows, device), c.max_target, num_beams, all_beams=True)
-    for row, x in sorted(zip(ids[0].tolist(), logp[0].tolist(), strict=True), key=lambda pair: -pair[1]):
+    for row, x in zip(ids[0].tolist(), logp[0].tolist(), strict=True):
         found.setdefault(tokenizer.decode(row), (math.exp(x), EOS in row))
     return [(text, *rest) for text, rest in found.items()]
 
