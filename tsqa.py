@@ -1092,7 +1092,8 @@ def write_card(out, args, scores, n_dev, step):
     if path.exists() and CARD not in path.read_text(errors="replace"):
         return  # somebody's own words
     script, start = ("ppo.py", told["ckpt"]) if "ckpt" in told else ("tsqa.py", told["model"])
-    where = shlex.quote(str(out))
+    where, n = shlex.quote(str(out)), ranks()[1]
+    launch = "python" if n == 1 else f"torchrun --nproc_per_node={n}"
     packages = ("torch", "numpy", "sentencepiece", "spacy")
     versions = [f"Python {sys.version.split()[0]}", *(f"{x} {importlib.metadata.version(x)}" for x in packages)]
     terms, licence = (
@@ -1123,7 +1124,7 @@ The source reads `question: ... context: ...`.
 
 Repeat the run; on the same machine, with the versions above, it gives the same bytes:
 
-    python {script} --args {where}/args.json --out {where}-again
+    {launch} {script} --args {where}/args.json --out {where}-again
 
 Arguments:
 

@@ -333,14 +333,15 @@ def test_model_card(small, tmp_path):
     assert (out / "README.md").read_text() == "My own words."
 
 
-def test_card_of_other_data_and_models_names_their_terms(tmp_path):
+def test_card_of_other_data_and_models_names_their_terms(tmp_path, monkeypatch):
     args = tsqa.parse_args(["--model", "google-t5/t5-base", "--data", "tempreason-l2", "--setting", "obqa"])
     tsqa.write_card(tmp_path, args, {"em": 12.34, "f1": 56.78}, 9, 3)
     card = (tmp_path / "README.md").read_text()
     assert "`tempreason-l2`: CC BY-SA 3.0; `google-t5/t5-base`: see there" in card and "EM 12.3, F1 56.8 on 9" in card
     args = ppo.parse_args(["--ckpt", "runs/x", "--data", "mini", "--setting", "mix"])
+    monkeypatch.setattr(tsqa, "ranks", lambda: (0, 4))
     tsqa.write_card(tmp_path, args, {"em": 1, "f1": 2}, 9, 3)
-    assert "python ppo.py --args" in (tmp_path / "README.md").read_text()
+    assert "    torchrun --nproc_per_node=4 ppo.py --args" in (tmp_path / "README.md").read_text()
 
 
 def test_args_json_repeats_the_run(small, tmp_path):
