@@ -119,7 +119,7 @@ def test_the_questions_never_change():
     """Whoever names a seed names these questions: scores of other days stay comparable."""
     rows = [repr(ex) for split in ("train", "dev", "test") for ex in data.mini(split, n=300, seed=11)]
     digest = hashlib.sha256("".join(rows).encode()).hexdigest()
-    assert digest == "1a6071f885762c57f662c471a95a8719b05a59f74a73b3a47abde2bd61b2ee17"
+    assert digest == ""
 
 
 def test_timelines_are_of_all_kinds():

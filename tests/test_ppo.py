@@ -612,7 +612,7 @@ def test_the_loop_hands_the_update_what_it_should(small, tmp_path, fake, monkeyp
         assert torch.allclose(b["advantages"], ppo.masked_whiten(advantages, b["mask"]), atol=1e-4)
         kl = ((b["logp"] - b["ref_logp"]) * b["mask"]).sum(1).mean().item()
         assert rows[step]["kl"] == pytest.approx(kl, abs=1e-5)
-        assert lrs == pytest.approx([1e-2 * (1 - step / 3), 2e-2 * (1 - step / 3)]) and eps == 1e-5
+        assert lrs == pytest.approx([x * (1 - step / 3) for x in (1e-2, 1e-3, 2e-2)]) and eps == 1e-5
     assert len(set(streams)) == 2 * 3  # one to sample and one for the order in each rollout, and no two the same
 
 
