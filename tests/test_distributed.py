@@ -207,11 +207,11 @@ def test_the_others_keep_silent_but_for_what_nobody_foresaw(monkeypatch, capsys)
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("stage", ["pretrain", "ask"])
-def test_the_other_stages_are_for_one_process(monkeypatch, stage):
+@pytest.mark.parametrize("stage, flags", [("pretrain", ""), ("ask", "--question Who? --context Ann.")])
+def test_the_other_stages_are_for_one_process(monkeypatch, stage, flags):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match=f"--stage {stage} runs in one process"):
-        tsqa.main(["--stage", stage, "--question", "Who?", "--context", "Ann."])
+        tsqa.main(["--stage", stage, *flags.split()])
 
 
 def test_a_gpu_for_each(monkeypatch):
