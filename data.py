@@ -4,7 +4,9 @@ import argparse
 import calendar
 import contextlib
 import functools
+import glob
 import gzip
+import hashlib
 import http.client
 import io
 import itertools
@@ -13,10 +15,14 @@ import math
 import os
 import random
 import re
-import socket
+import shlex
+import shutil
 import string
 import sys
+import threading
+import time
 import unicodedata
+import urllib.error
 import urllib.request
 import uuid
 import zlib
@@ -28,11 +34,16 @@ import numpy as np
 import sentencepiece
 import spacy
 import torch
+from tqdm import tqdm
 
 MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 LAST_MONTH = 9999 * 12 + 11  # stands for an open end
 MAX_FILE = 4 << 30  # bytes after unpacking; the official files stay under 1 GiB
-MAX_LINE = 64 << 20  # bytes; the longest official line has about 0.3 MB
+MAX_LINE = 8 << 20  # bytes; the longest official line has about 0.3 MB
+MAX_RATIO = 200  # unpacked to packed bytes of a gzip file above 64 MiB; the official files stay below 30
+MAX_BLANK = 10**6  # blank lines of a file
+MAX_FIELD = 20_000  # characters of a question, an answer or an id; the patterns that read them are not made for more
+MAX_PIECES = 64 << 20  # bytes of spiece.model; T5's has 0.8 MB
 SENTENCE = re.compile(r"(?<=[.!?])\s+|\s*\n\s*")
 STOP_WORDS = re.compile(
     r"(?:an?|the|of|in|on|at|to|from|for|by|with|and|or|was|were|is|are|be|been|did|do|does|had|has|have|who|whom"
@@ -62,8 +73,17 @@ def run(main):
         except UserError as e:
             print(f"error: {e}", file=sys.stderr)
             sys.exit(2)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as e:
+            if not e.args:  # else whoever was interrupted has said how to go on
+                print(f"\ninterrupted; start again with: {command()}", file=sys.stderr)
             sys.exit(130)
+
+
+def command(*leave_out):
+    """The shell command that started this program."""
+    n = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    start = "python " if n == 1 else f"torchrun --nproc_per_node={n} "
+    return start + shlex.join(a for a in sys.argv if a not in leave_out)
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
@@ -125,6 +145,10 @@ def write_atomic(path, content):
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, path)
+        with contextlib.suppress(OSError):  # not every file system can; then the new name may not outlive a power cut
+            folder = os.open(path.parent, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
     except OSError as e:
         raise UserError(f"cannot write {path} ({e.strerror or e}); free the place or choose another path") from e
     finally:
@@ -133,28 +157,30 @@ def write_atomic(path, content):
 
 
 def _lines(path):
-    """Yields (line number, text) of a UTF-8 file, plain or gzip by its first bytes; blank lines are passed over."""
-    n = total = 0
+    """Yields (line number, bytes) of a file, plain or gzip by its first bytes; blank lines are passed over."""
+    n = total = blank = 0
     try:
         with open(path, "rb") as raw:
-            f = gzip.open(raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw  # noqa: SIM115
+            packed = raw.peek(2)[:2] == b"\x1f\x8b"
+            f = gzip.open(raw) if packed else raw  # noqa: SIM115
+            most = min(MAX_FILE, max(MAX_RATIO * os.fstat(raw.fileno()).st_size, 8 * MAX_LINE)) if packed else MAX_FILE
             while line := f.readline(MAX_LINE + 1):
-                n, total = n + 1, total + len(line)
-                if len(line) > MAX_LINE or total > MAX_FILE:
-                    limit, unit = (MAX_LINE >> 20, "a line") if len(line) > MAX_LINE else (MAX_FILE >> 20, "unpacked")
-                    raise UserError(
-                        f"{path}, line {n}: more than {limit} MiB {unit}; expected JSON lines, split the file"
-                    )
+                n, total, blank = n + 1, total + len(line), blank + (not line.strip())
+                for size, limit, what in (len(line), MAX_LINE, "a line"), (total, most, "unpacked"):
+                    if size > limit:
+                        raise UserError(
+                            f"{path}, line {n}: more than {limit >> 20} MiB {what}; expected JSON lines, split the file"
+                        )
+                if blank > MAX_BLANK:
+                    raise UserError(f"{path}, line {n}: more than {MAX_BLANK} blank lines; expected JSON lines")
                 if line.strip():
-                    yield n, line.decode("utf-8-sig" if n == 1 else "utf-8")
-    except UnicodeDecodeError as e:
-        raise UserError(f"{path}, line {n}: byte {e.start + 1} is not UTF-8; save the file as UTF-8") from None
+                    yield n, line.removeprefix(b"\xef\xbb\xbf") if n == 1 else line
     except (EOFError, gzip.BadGzipFile, zlib.error) as e:
         raise UserError(
             f"{path}, line {n + 1}: the gzip data are cut off or damaged ({e}); fetch the file again"
         ) from None
     except OSError as e:
-        raise UserError(f"cannot read {path} ({e.strerror or e}); expected a JSON lines file, plain or gzip") from None
+        raise UserError(f"{path}: cannot be read ({e.strerror or e}); expected JSON lines, plain or gzip") from None
 
 
 def _field(row, name, kind=str, default=None):
@@ -175,33 +201,60 @@ def _field(row, name, kind=str, default=None):
     return value
 
 
-def _required(row, name):
+def _required(row, name, most=MAX_FIELD):
     text = _field(row, name).strip()
-    if not text:
-        raise UserError(f"field '{name}' is blank; expected text")
+    if not text or len(text) > most:
+        what = f"has {len(text)} characters; expected at most {most}" if text else "is blank; expected text"
+        raise UserError(f"field '{name}' {what}")
     return text
 
 
-def _examples(path, key, build):
-    """Yields build(row) for each row of a JSON lines file; `key` is the unique id. Errors name file and line."""
-    seen = {}
+def _answers(row, name):
+    """Different answers of a list, stripped; at most MAX_FIELD characters each"""
+    answers = list(dict.fromkeys(a.strip() for a in _field(row, name, list)))
+    if max(map(len, answers), default=0) > MAX_FIELD:
+        raise UserError(f"field '{name}' has an answer of more than {MAX_FIELD} characters")
+    return answers
+
+
+def _row(text):
+    """The JSON object of a line, given as bytes"""
+    try:
+        row = json.loads(text.decode())
+    except UnicodeDecodeError as e:
+        raise UserError(f"byte {e.start + 1} is not UTF-8; save the file as UTF-8") from None
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"not JSON ({e}); expected one JSON object on every line") from None
+    if not isinstance(row, dict):
+        raise UserError(f"the line holds a JSON {type(row).__name__}; expected one JSON object on every line")
+    return row
+
+
+def _examples(path, key, build, skip_bad=False):
+    """Yields build(row) for each row of a JSON lines file; `key` is the unique id. Errors name file and line.
+
+    skip_bad: wrong rows are left out, counted, and reported on stderr at the end.
+    """
+    seen, bad, example = {}, [], None
     for n, text in _lines(path):
         try:
-            row = json.loads(text)
-        except (ValueError, RecursionError) as e:
-            raise UserError(f"{path}, line {n}: not JSON ({e}); expected one JSON object on every line") from None
-        try:
-            if not isinstance(row, dict):
-                raise UserError(f"the line holds a JSON {type(row).__name__}; expected one JSON object on every line")
+            row = _row(text)
             first = seen.setdefault(_required(row, key), n)
             if first != n:
-                raise UserError(f"field '{key}' repeats {row[key]!r} of line {first}; expected unique ids")
+                raise UserError(f"field '{key}' repeats {row[key]!r:.60} of line {first}; expected unique ids")
             example = build(row)
         except UserError as e:
-            raise UserError(f"{path}, line {n}: {e}; correct or delete the line") from None
+            if not skip_bad:
+                raise UserError(f"{path}, line {n}: {e}; correct or delete the line, or give --skip-bad") from None
+            bad.append(f"line {n}: {e}")
+            continue
         yield example
-    if not seen:
-        raise UserError(f"{path}, line 1: the file has no rows; expected one JSON object on every line, fetch it again")
+    if bad:
+        shown = "; ".join(bad[:3]) + f"; and {len(bad) - 3} more" * (len(bad) > 3)
+        print(f"{path}: {len(bad)} bad lines left out ({shown})", file=sys.stderr)
+    if example is None:
+        what = "no good row" if bad else "no rows"
+        raise UserError(f"{path}, line 1: the file has {what}; expected one JSON object on every line, fetch it again")
 
 
 # ---- facts
@@ -283,9 +336,10 @@ def split_statement(statement):
     return (m[3], m[2], m[1]) if m[2].startswith("is the ") else (m[1], m[2], m[3])
 
 
-def read_tempreason(path, setting):
+def read_tempreason(path, setting, skip_bad=False):
     """
-    Yields the Examples of a TempReason file (JSON lines, plain or gzip), checked; the first wrong row is a UserError.
+    Yields the Examples of a TempReason file (JSON lines, plain or gzip), checked; the first wrong row is a UserError,
+    or with skip_bad wrong rows are left out, and reported.
     setting: `reason` = the context is the facts, on one line; `obqa` = the context is the article.
     time: the month asked about (L2), or the interval of the gold fact (L3).
     """
@@ -294,11 +348,13 @@ def read_tempreason(path, setting):
 
     def build(row):
         question = _required(row, "question")
-        answers = list(dict.fromkeys(a.strip() for a in _field(row, "text_answers.text", list)))
+        answers = _answers(row, "text_answers.text")
         if not answers or "" in answers:
             raise UserError("field 'text_answers.text' is empty or has a blank answer; expected one answer or more")
         text = (
-            _required(row, "fact_context") if setting == "reason" else _field(row, "fact_context", default="").strip()
+            _required(row, "fact_context", MAX_LINE)
+            if setting == "reason"
+            else _field(row, "fact_context", default="").strip()
         )
         facts = [Fact(*split_statement(s), start, end) for s, start, end in (parse_fact_context(text) if text else [])]
         context = " ".join(line.rstrip(".") + "." for line in re.split(r"\s*\n\s*", text))
@@ -311,7 +367,7 @@ def read_tempreason(path, setting):
         remote = [x for x in negatives if x and normalize(x) not in accepted]
         return Example(row["id"].strip(), question, context, answers, facts, time, remote)
 
-    yield from _examples(path, "id", build)
+    yield from _examples(path, "id", build, skip_bad)
 
 
 def _gold_interval(question, answers, facts):
@@ -363,24 +419,26 @@ def question_time(question):
     return start, end
 
 
-def read_timeqa(path):
-    """Yields the Examples of a TimeQA file (JSON lines, plain or gzip), checked; without facts and negatives."""
+def read_timeqa(path, skip_bad=False):
+    """Yields the Examples of a TimeQA file as read_tempreason does; without facts and negatives."""
 
     def build(row):
-        question, context = _required(row, "question"), _required(row, "context")
-        targets = list(dict.fromkeys(t.strip() for t in _field(row, "targets", list)))
+        question, context = _required(row, "question"), _required(row, "context", MAX_LINE)
+        targets = _answers(row, "targets")
         if not targets or ("" in targets and len(targets) > 1):
             raise UserError(
                 'field \'targets\' is empty or mixes answers with ""; expected answers, or [""] for no answer'
             )
         return Example(row["idx"].strip(), question, context, targets, time=question_time(question))
 
-    yield from _examples(path, "idx", build)
+    yield from _examples(path, "idx", build, skip_bad)
 
 
 # ---- official files
 
-TIMEOUT = 60  # seconds without a byte
+TIMEOUT = 60  # seconds without a byte, and until a download has to keep up MIN_RATE
+MIN_RATE = 1000  # bytes a second
+MAX_WAIT = 120  # seconds; no longer, where the server asks to wait
 HUB = "https://huggingface.co"  # TSQA_HUB replaces it
 TIMEQA = "https://raw.githubusercontent.com/wenhuchen/Time-Sensitive-QA/main/dataset"  # TSQA_TIMEQA replaces it
 _FILES = {
@@ -391,33 +449,100 @@ _FILES = {
 }
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Keeps the headers of each reply that sends on to another address: the hub states the hash of a file there."""
+
+    def __init__(self):
+        self.headers = []
+
+    def redirect_request(self, request, body, code, message, headers, url):
+        self.headers.append(headers)
+        return super().redirect_request(request, body, code, message, headers, url)
+
+
+def _open(url):
+    """Opens `url`, through the proxies of the environment -> (reply, headers of all replies on the way to it)
+
+    Where the server is busy and says for how long, it is asked again, three times at most, after MAX_WAIT s at most.
+    """
+    for attempt in range(4):
+        redirects, found = _Redirects(), []
+
+        def ask(redirects=redirects, found=found):
+            try:
+                opener = urllib.request.build_opener(redirects)
+                found.append(opener.open(urllib.request.Request(url, headers={"User-Agent": "tsqa"}), timeout=TIMEOUT))
+            except (OSError, http.client.HTTPException, ValueError) as e:  # raised below
+                found.append(e)
+
+        # headers that come byte by byte never time out: the thread is left to itself then
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(2 * TIMEOUT)
+        reply = found[0] if found else TimeoutError("timed out")
+        if not isinstance(reply, Exception):
+            return reply, [*redirects.headers, reply.headers]
+        busy = isinstance(reply, urllib.error.HTTPError) and reply.code in (429, 503)
+        wait = busy and re.fullmatch(r"\d{1,4}", reply.headers.get("Retry-After", ""))
+        if attempt == 3 or not wait or int(wait[0]) > MAX_WAIT:
+            raise reply
+        print(f"{url}: the server asks to wait {wait[0]} s", file=sys.stderr)
+        time.sleep(int(wait[0]))
+
+
+def _stated_hash(headers):
+    """What the hub says about a file: its SHA-256 (large files), its git SHA-1 (small ones), or None elsewhere."""
+    linked = [h["X-Linked-ETag"] for h in headers if h.get("X-Linked-ETag")]
+    plain = [h["ETag"] for h in headers[-1:] if h.get("X-Repo-Commit") and h.get("ETag")]
+    hashes = [re.fullmatch(r'(?:W/)?"?([0-9a-f]{40}|[0-9a-f]{64})"?', etag) for etag in (*linked, *plain)]
+    return next((m[1] for m in hashes if m), None)
+
+
 def download(url, path, sha256=None, remedy="put the file there by hand"):
     """
     Fetches `url` into the file `path`: temporary name, size against Content-Length, no HTML page in place of the file,
-    SHA-256 if given, then rename. UserError names the URL, the path and the remedy.
+    hash if given or stated by the hub, then rename. UserError names the URL, the path and the remedy.
     """
-    path, timeout = Path(path), socket.getdefaulttimeout()
+    path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        request = urllib.request.Request(url, headers={"User-Agent": "tsqa"})
-        socket.setdefaulttimeout(TIMEOUT)  # torch.hub sets no timeout and checks no size
-        with urllib.request.urlopen(request) as reply:
-            size = reply.headers.get("Content-Length")
-        torch.hub.download_url_to_file(url, str(temporary), hash_prefix=sha256, progress=sys.stderr.isatty())
-        got = temporary.stat().st_size
+        for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):  # of downloads that were killed
+            if time.time() - old.stat().st_mtime > 24 * 3600:
+                old.unlink(missing_ok=True)
+        with open(temporary, "wb") as f:
+            reply, headers = _open(url)
+            size, got, begun = reply.headers.get("Content-Length"), 0, time.monotonic()
+            size = None if size is None else int(size)
+            if (size or 0) > shutil.disk_usage(path.parent).free:
+                raise OSError(f"its {size >> 20} MiB are more than the disk has free")
+            show = tqdm(
+                total=size, desc=path.name, unit="B", unit_scale=True, leave=False, disable=not sys.stderr.isatty()
+            )
+            with reply, show:
+                while chunk := reply.read1(1 << 20):
+                    f.write(chunk)
+                    got += len(chunk)
+                    show.update(len(chunk))
+                    if (seconds := time.monotonic() - begun) > TIMEOUT and got < MIN_RATE * seconds:
+                        raise TimeoutError(f"timed out: {got} bytes in {seconds:.0f} s")
+            if got != (got if size is None else size):
+                raise ValueError(f"received {got} of {size} bytes")
         with open(temporary, "rb") as f:
             start = f.read(512).lstrip().lower()
-        if size is not None and got != int(size):
-            raise ValueError(f"received {got} of {size} bytes")
-        if got == 0 or start.startswith((b"<!doctype", b"<html")):
-            raise ValueError("received an empty file" if got == 0 else "received an HTML page in place of the file")
+            if got == 0 or start.startswith((b"<!doctype", b"<html")):
+                raise ValueError("received an empty file" if got == 0 else "received an HTML page in place of the file")
+            if want := (sha256 or _stated_hash(headers)):
+                f.seek(0)
+                digest = hashlib.sha256() if len(want) == 64 else hashlib.sha1(b"blob %d\0" % got)
+                if (has := hashlib.file_digest(f, lambda: digest).hexdigest()) != want:
+                    raise ValueError(f"damaged on the way: its hash is {has}, not {want}")
         os.replace(temporary, path)
-    except (OSError, http.client.HTTPException, RuntimeError, ValueError) as e:
+    except (OSError, http.client.HTTPException, ValueError) as e:
         raise UserError(f"cannot download {url} to {path} ({e}); {remedy}") from e
     finally:
-        socket.setdefaulttimeout(timeout)
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # its folder may be no folder
+            temporary.unlink(missing_ok=True)
 
 
 def cache_dir():
@@ -830,16 +955,21 @@ class Tokenizer:
     """SentencePiece as T5 ships it: a directory with `spiece.model`; after its pieces come 100 sentinels, counted down.
 
     Plain SentencePiece, without the special treatment of `</s>` or `<extra_id_0>` inside a text: that is how T5 was trained.
+    U+2581 is its own sign for a space, and comes back as one.
     """
 
     def __init__(self, directory):
         path = Path(directory) / "spiece.model"
         if not path.is_file():
             raise UserError(f"{path} is missing; expected T5's SentencePiece model beside the weights")
-        self.model_bytes = path.read_bytes()
+        with open(path, "rb") as f:
+            self.model_bytes = f.read(MAX_PIECES + 1)
         try:
+            if len(self.model_bytes) > MAX_PIECES:
+                raise OSError(f"more than {MAX_PIECES >> 20} MiB")
             self.sp = sentencepiece.SentencePieceProcessor(model_proto=self.model_bytes)
-        except (RuntimeError, OSError) as e:
+            [self.sp.id_to_piece(i) for i in range(self.sp.get_piece_size())]
+        except (RuntimeError, OSError, UnicodeError) as e:
             raise UserError(f"{path} is not a SentencePiece model ({e}); fetch the file again") from None
         if (self.sp.pad_id(), self.sp.eos_id(), self.sp.unk_id()) != (PAD, EOS, UNK):
             raise UserError(f"{path} is no T5 vocabulary: expected ids 0, 1, 2 for padding, end and unknown")

@@ -163,7 +163,7 @@ def rule_answer(example):
 # benches, predictions files, tables
 
 
-def load_bench(bench, setting="reason", split="test", data_dir=None, n=None, seed=0):
+def load_bench(bench, setting="reason", split="test", data_dir=None, n=None, seed=0, skip_bad=False):
     """Examples of a bench: n of them drawn by `seed` (in file order), or all when n is None (generated ones: 500)."""
     if bench in ("mini", "mini-x2"):  # x2: contexts of twice the length
         return list(data.mini(split, "mix", setting, n or 500, seed, scale=1 + (bench == "mini-x2")))
@@ -174,7 +174,8 @@ def load_bench(bench, setting="reason", split="test", data_dir=None, n=None, see
     if bench.startswith("tempreason") and setting == "mix":
         raise UserError(f"--setting mix exists only for mini: give --setting reason or obqa with --bench {bench}")
     path = data.find_data(data_dir, bench, split)
-    examples = list(data.read_timeqa(path) if bench.startswith("timeqa") else data.read_tempreason(path, setting))
+    timeqa = bench.startswith("timeqa")
+    examples = list(data.read_timeqa(path, skip_bad) if timeqa else data.read_tempreason(path, setting, skip_bad))
     if not examples:
         raise UserError(f"{path}: no questions in this file")
     return draw(examples, n, seed)
@@ -195,16 +196,12 @@ def read_predictions(path, ids):
 
     UserError for a file or line that cannot be read, and for ids that are missing, doubled or not in the bench.
     """
-    try:
-        lines = Path(path).read_bytes().decode("utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"{path}: cannot be read as UTF-8 JSON lines ({e})") from e
     found, doubled = {}, []
-    for at, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for at, line in data._lines(path):
         try:
-            row = json.loads(line)
+            row = json.loads(line.decode())
+        except UnicodeDecodeError as e:
+            raise UserError(f"{path}, line {at}: cannot be read as UTF-8 ({e}); save the file as UTF-8") from e
         except (ValueError, RecursionError) as e:
             raise UserError(f"{path}, line {at}: not valid JSON ({e}), expected one object a line") from e
         if not isinstance(row, dict):
@@ -488,11 +485,18 @@ def survey():
     assets/traveler_survey.csv: mean votes of about 50 participants per event type (40 to 51 a cell), computed from the
     raw votes that the authors of TRAVELER published with their code.
     """
-    cells = {}
-    with open(Path(__file__).with_name("assets") / "traveler_survey.csv", newline="") as f:
-        for row in csv.DictReader(f):
-            point = (math.log(float(row["minutes_ago"])), float(row["likelihood"]))
-            cells.setdefault((row["event"], row["adverbial"]), []).append(point)
+    cells, path, n = {}, Path(__file__).with_name("assets") / "traveler_survey.csv", 1
+    try:
+        with open(path, newline="", encoding="utf-8") as f:
+            for n, row in enumerate(csv.DictReader(f), 2):
+                minutes, p = float(row["minutes_ago"]), float(row["likelihood"])
+                if not (0 < minutes < math.inf and 0 <= p <= 1 and row["event"] and row["adverbial"]):
+                    raise ValueError("minutes above 0 and a likelihood from 0 to 1 are expected")
+                cells.setdefault((row["event"], row["adverbial"]), []).append((math.log(minutes), p))
+        if cells.keys() != set(itertools.product(EVENT_TYPES, (a.removeprefix("a ") for a in VAGUE))):
+            raise ValueError("other events or adverbials than expected")
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as e:
+        raise UserError(f"{path}, line {n}: the survey is damaged ({e!r:.200}); restore the file") from e
     return {key: np.array(sorted(points)).T for key, points in cells.items()}
 
 
@@ -658,7 +662,8 @@ def read_traveler(directory):
             rows = json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as e:
             raise UserError(f"{path}: cannot be read as JSON ({e}); expected TRAVELER's official layout") from e
-        for i, row in enumerate(rows if isinstance(rows, list) else [rows], 1):
+        rows = rows if isinstance(rows, list) else [rows]
+        for i, row in enumerate(rows, 1):
             for name, kind in fields.items():
                 if not isinstance(row, dict) or not isinstance(row.get(name), kind):
                     reason = f"field {name!r} is missing or of a wrong type; expected a list of objects"
@@ -1068,6 +1073,7 @@ def parse_args(argv=None):
         help="facts or free text, not for TimeQA and TRAVELER; mix: mini only")  # fmt: skip
     add("--split", choices=("test", "dev", "train"), default="test", help="of the bench")
     add("--data-dir", metavar="DIR", help="folder of the official files (default: the download cache)")
+    add("--skip-bad", action="store_true", help="leave out wrong lines of data files, and count them (default: stop)")
     add("--n", type=positive, help="number of questions, drawn by --seed (default: all; mini: 500)")
     add("--seed", type=number(int, 0, 2**31), default=0, help="of mini's questions and of all draws")
     add = p.add_argument_group("what is shown").add_argument
@@ -1124,7 +1130,7 @@ def main(argv=None):
     examples = {
         b: list(map(traveler_example, questions))
         if b == "traveler"
-        else load_bench(b, args.setting, args.split, args.data_dir, args.n, args.seed)
+        else load_bench(b, args.setting, args.split, args.data_dir, args.n, args.seed, args.skip_bad)
         for b in benches
     }
     given = args.predictions and read_predictions(args.predictions, [ex.id for ex in examples[benches[0]]])

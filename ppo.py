@@ -32,6 +32,7 @@ from tsqa import (
     all_reduce,
     autocast,
     begin_run,
+    check_loss,
     collate,
     compiled,
     encode_sources,
@@ -45,6 +46,7 @@ from tsqa import (
     parameter_groups,
     processes,
     ranks,
+    restore,
     save_trainer,
     schedule,
     share,
@@ -406,11 +408,14 @@ def ppo(args):
         raise UserError(f"--out {args.out} is the checkpoint itself; choose another directory")
     with together(in_turn=True):
         t5, tokenizer, _, told = load_run(args.ckpt, args.device)
+        if told.get("stage") != "sft" and "ckpt" not in told:
+            model = f"python tsqa.py --stage sft --model {args.ckpt}"
+            raise UserError(f"--ckpt: {args.ckpt} is not fine-tuned; do it with: {model}")
         inherit(args, told, t5.config)
         out, state = open_run(args)
         tagger = None if args.no_time else TimeTagger(args.tagger, args.spacy_model)
         train, dev = (
-            load_bench(args.data, args.setting, split, args.data_dir, n, args.seed)
+            load_bench(args.data, args.setting, split, args.data_dir, n, args.seed, args.skip_bad)
             for split, n in (("train", args.n_train), ("dev", args.n_dev))
         )
     (rank, _), device, k, t5.config.time_window = ranks(), t5.shared.weight.device, args.samples, args.window
@@ -432,8 +437,7 @@ def ppo(args):
     optimizer = torch.optim.Adam(groups, eps=1e-5)
     step, best = 0, {"em": -1.0, "first": None}
     if state:
-        policy.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        restore(out, state, model=policy, optimizer=optimizer)
         step, best, kl.value = state["step"], state["best"], state["best"]["beta"]
     if args.compile:
         compiled(t5)  # the reference is a copy, and stays as it is
@@ -448,9 +452,9 @@ def ppo(args):
         better, best["em"] = scores["em"] > best["em"], max(scores["em"], best["em"])
         with together():
             if better and rank == 0:
-                t5.save_pretrained(out)
                 tokenizer.save(out)
                 write_card(out, args, scores, len(dev), step)
+                t5.save_pretrained(out)
         bar.write(f"rollout {step}: dev EM {scores['em']:.1f}, F1 {scores['f1']:.1f} (n = {len(dev)})", file=sys.stderr)
 
     def save():
@@ -459,7 +463,9 @@ def ppo(args):
 
     bar = tqdm(total=iterations, initial=step, unit="rollout", disable=None)
     with interruptible(lambda: f"rollout {step} of {iterations}"):
-        if not state:
+        with together():
+            saved = save()
+        if best["first"] is None:
             judge()  # a run never ends with less than it began with
         with together():
             saved = save()
@@ -490,6 +496,8 @@ def ppo(args):
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * schedule(step, iterations, 0)
             steps = update(policy, optimizer, rows, batch, allowed, args, generator(args.seed, "order", step))
+            worst = sum(float(sum(figures.values())) for figures in steps)  # no number if any of them is none
+            check_loss(worst, f"rollout {step + 1}", [train[i].id for i in index], out)
             # 7. the KL coefficient, once
             kl.update(figures["kl"], len(ids))
             step += 1
@@ -551,6 +559,7 @@ FLAGS = {  # group: (name, type or choices, default, help); None: the help says 
         ("data", BENCHES, None, ", ".join(BENCHES)),
         ("setting", ("reason", "obqa", "mix"), None, "facts, free text, or (mini) both"),
         ("data-dir", str, None, "folder of the official files"),
+        ("skip-bad", bool, False, "leave out wrong lines of data files, and count them (default: stop)"),
         ("passages", ("relevant", "first"), None, "what is kept of a text that is too long"),
         ("n-train", COUNT, None, "training questions (default: all; mini: 6000)"),
         ("n-dev", COUNT, None, "dev questions (default: all; mini: 300)"),

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import data
-from data import EOS, batches, pad, table
+from data import EOS, batches, number, pad, table
 from evaluate import BENCHES, exact_match, load_bench, positive
 from tsqa import in_colour, load_run
 
@@ -185,12 +185,12 @@ def main(argv=None):
     add("--split", choices=("train", "dev", "test"), default="train", help="of the data")
     add("--data-dir", help="folder of the official files (default: the download cache)")
     add("--n", type=positive, metavar="N", default=600, help="questions")
-    add("--seed", type=int, metavar="N", default=0, help="of questions and negatives")
+    add("--seed", type=number(int, 0, 2**31), metavar="N", default=0, help="of questions and negatives")
     add = p.add_argument_group("reward").add_argument
     add("--model", help="whose encoder embeds the answers (default: runs/sft, if there, else tiny)")
     add("--device", help="cpu, cuda or cuda:1 (default: cuda, if any, else cpu)")
     add("--negatives", type=positive, metavar="N", default=4, help="per question")
-    add("--margins", type=float, nargs="+", metavar="X", default=[0.25, 0.5, 0.75, 1.0], help="to try")
+    add("--margins", type=number(float, 0, 1000), nargs="+", metavar="X", default=[0.25, 0.5, 0.75, 1.0], help="to try")
     add = p.add_argument_group("in place of the measurement").add_argument
     add("--show", type=positive, metavar="N", help="print N questions with their negatives (no colours: NO_COLOR=1)")
     a = p.parse_args(argv)

@@ -28,7 +28,9 @@ import random
 import re
 import shlex
 import sys
+import tempfile
 import time
+import zipfile
 from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from pathlib import Path
@@ -53,6 +55,7 @@ from data import (
     UserError,
     batches,
     cache_dir,
+    command,
     copy_task,
     date_task,
     download,
@@ -367,6 +370,7 @@ class T5(nn.Module):
             return cls(read_config(config) if config.exists() else T5Config()).eval()
         with torch.device("meta"):  # no memory and no random numbers for weights that are replaced at once
             model = cls(read_config(config))
+        check_memory(4 * sum(p.numel() for p in model.parameters()), config)
         model.load_state_dict(fit_weights(read_weights(directory), model, directory), assign=True)
         return model.eval()
 
@@ -375,8 +379,9 @@ class T5(nn.Module):
         kind = {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "is_encoder_decoder": True}
         kind |= IDS | {"torch_dtype": str(dtype).removeprefix("torch.")}
         weights = {hf_name(name): p for name, p in self.named_parameters()}
-        write_safetensors(Path(directory) / "model.safetensors", weights, dtype)
+        # the weights come last: where they are, all is there
         write_atomic(Path(directory) / "config.json", json.dumps(kind | asdict(self.config), indent=2) + "\n")
+        write_safetensors(Path(directory) / "model.safetensors", weights, dtype)
 
     def start(self, input_ids, attention_mask, time_marks, n, copies=1, allowed=None):
         """What `step` needs to decode n tokens: the source is encoded once, then each row is repeated `copies` times."""
@@ -523,6 +528,7 @@ RENAME = (  # our parameter name -> Hugging Face's, in this order; N is 1 in the
     ("ff.", "layer.N.DenseReluDense."),
 )
 # in old checkpoints, never read by anyone: cross-attention has no position bias
+ALIASES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")  # of shared.weight
 UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
@@ -532,9 +538,26 @@ def hf_name(name):
     return name.replace(".N.", ".1." if name.startswith("encoder.") else ".2.")
 
 
+MAX_HEADER = 10_000_000  # bytes of a config.json, an index of shards, a safetensors header; those of T5-11B have 0.1 MB
+
+
+def check_memory(size, path):
+    """UserError, before any memory is taken, where `path` asks for more bytes than this machine (or container) has."""
+    most = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with contextlib.suppress(OSError, ValueError):  # "max", or no such file
+        most.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    if size > min(most):
+        raise UserError(f"{path} asks for {size / 2**30:.1f} GiB of memory, of {min(most) / 2**30:.1f} here; {AGAIN}")
+
+
 def read_json(path):
+    """A JSON object from a file of at most MAX_HEADER bytes"""
     try:
-        raw = json.loads(Path(path).read_bytes())
+        with open(path, "rb") as f:
+            text = f.read(MAX_HEADER + 1)
+        if len(text) > MAX_HEADER:
+            raise ValueError(f"more than {MAX_HEADER} bytes")
+        raw = json.loads(text)
     except (OSError, ValueError, RecursionError) as e:
         raise UserError(f"cannot read {path}: {e}; fetch or write the file again") from e
     if not isinstance(raw, dict):
@@ -576,6 +599,7 @@ def model_dir(name):
     if name == "tiny":
         return Path(__file__).resolve().parent / "assets" / "tiny-t5"
     if Path(name).is_dir():
+        check_links(Path(name))
         return Path(name)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name, re.ASCII):
         raise UserError(f"model {name!r}: no such directory, and no hub id either; give one such as google-t5/t5-small")
@@ -600,6 +624,19 @@ def model_dir(name):
     for shard in shards(weights_file(directory)):
         fetch(shard)
     return directory
+
+
+def check_links(directory):
+    """UserError for a link in a model directory that leads out of it; within Hugging Face's cache, which is made so, it may."""
+    root = directory.resolve()
+    root = root.parent.parent if root.parent.name == "snapshots" else root
+    for path in directory.iterdir():
+        if path.is_symlink() and path.suffix in (".json", ".safetensors", ".bin", ".model"):
+            target = path.resolve()
+            if root not in target.parents or not target.is_file():
+                raise UserError(f"{path} is a link to {target}, out of its directory; put the file itself there")
+        elif path.suffix in (".safetensors", ".bin", ".model") and not path.is_file():
+            raise UserError(f"{path} is no file; expected weights or a tokenizer there")
 
 
 def weights_file(directory):
@@ -634,13 +671,28 @@ def read_weights(directory):
 
 
 def read_pickle(path):
-    """Tensors of a `pytorch_model.bin` by name; nothing but tensors is unpickled, no code runs."""
+    """Tensors of a `pytorch_model.bin` by name; nothing but tensors is unpickled, no code runs.
+
+    UserError for what takes more memory than the file has bytes: packed archives, and tensors that repeat their numbers.
+    """
     try:
+        size = path.stat().st_size
+        check_memory(size, path)
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if sum(entry.file_size for entry in archive.infolist()) > size:
+                    raise ValueError("it is packed")
         state = torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
     except Exception as e:  # whatever a broken or hostile file raises
         raise UserError(f"{path}: not a file of plain PyTorch tensors ({type(e).__name__}); {AGAIN}") from e
     if not isinstance(state, dict) or not all(type(k) is str and torch.is_tensor(v) for k, v in state.items()):
         raise UserError(f"{path}: expected a dictionary from names to tensors; {AGAIN}")
+    if any(v.layout != torch.strided or v.device.type != "cpu" for v in state.values()):
+        raise UserError(f"{path}: expected plain tensors with numbers in them; {AGAIN}")
+    if sum(v.numel() * v.element_size() for k, v in state.items() if k not in ALIASES) > size:
+        raise UserError(f"{path}: its tensors are larger than the file; {AGAIN}")
     return state
 
 
@@ -654,20 +706,24 @@ def read_safetensors(path):
         with open(path, "rb") as f:
             size = os.fstat(f.fileno()).st_size
             n = int.from_bytes(f.read(8), "little")
-            if n > min(100_000_000, size - 8):
+            if n > min(MAX_HEADER, size - 8):
                 raise ValueError(f"a header of {n} bytes in a file of {size}; was it cut short?")
+            check_memory(size, path)
             header = json.loads(f.read(n), object_pairs_hook=unique)
             data = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY)  # pages are read when they are looked at
         for name, entry in header.items():
             if name == "__metadata__":
                 continue
-            dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+            dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
             if dtype not in DTYPES:
-                raise ValueError(f"{name} is of type {dtype}, only {', '.join(DTYPES)} can be read")
-            if not all(type(x) is int and x >= 0 for x in (*shape, begin, end)):
-                raise ValueError(f"{name} has a shape or offsets that are no whole numbers")
-            if not begin < end <= size - 8 - n or end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
-                raise ValueError(f"offsets {begin}-{end} of {name} fit its shape or the file not; was it cut short?")
+                raise ValueError(f"{name:.99} is of type {dtype!s:.20}, only {', '.join(DTYPES)} can be read")
+            if len(offsets) != 2 or len(shape) > 8 or not all(type(x) is int and x >= 0 for x in (*shape, *offsets)):
+                raise ValueError(f"{name:.99} needs a shape and two data_offsets of whole numbers from 0 on")
+            begin, end = offsets
+            if end > size - 8 - n:
+                raise ValueError(f"{name:.99} ends at byte {end} of {size - 8 - n}; was the file cut short?")
+            if begin >= end or end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
+                raise ValueError(f"data_offsets {begin} to {end} of {name:.99} do not fit {dtype} of shape {shape}")
             spans.append((begin, end, name, DTYPES[dtype], shape))
         spans.sort(key=lambda span: span[:2])
         for one, two in itertools.pairwise(spans):
@@ -709,8 +765,7 @@ def fit_weights(state, model, directory):
     want = {hf_name(name): (name, list(p.shape)) for name, p in model.named_parameters()}
     state.pop(UNUSED, None)
     state.setdefault("time_embedding.weight", torch.zeros(want["time_embedding.weight"][1]))  # T5 itself has none
-    tied = ["lm_head.weight"] if model.config.tie_word_embeddings else []
-    for alias in ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", *tied]:
+    for alias in ALIASES if model.config.tie_word_embeddings else ALIASES[:2]:
         if alias in state:  # writers keep one name of a shared tensor, and it may be any
             tensor = state.pop(alias)
             if not torch.equal(state.setdefault("shared.weight", tensor), tensor):
@@ -787,6 +842,7 @@ def encode_sources(tokenizer, tagger, pairs, window, max_source, passages="relev
 def collate(rows, device):
     """[(source ids, marks)] -> input_ids, attention_mask, time_marks, each (B, S)"""
     ids, mask = pad([ids for ids, _ in rows])
+    assert mask[:, 0].all(), "a source without any piece"
     marks, _ = pad([marks for _, marks in rows])
     return ids.to(device), mask.to(device), marks.to(device)
 
@@ -906,7 +962,7 @@ def load_run(name, device=None, **changes):
         else TimeTagger(args.get("tagger", "rules"), args.get("spacy_model", "en_core_web_sm"))
     )
     tokenizer = Tokenizer(directory)
-    if tokenizer.size > model.config.vocab_size:
+    if not tokenizer.size <= model.config.vocab_size < tokenizer.size + 100 + 128:  # sentinels, rounded up
         raise UserError(
             f"{directory}: spiece.model has {tokenizer.size} pieces, but vocab_size in config.json is "
             f"{model.config.vocab_size}; put the tokenizer that the model was trained with there"
@@ -994,10 +1050,19 @@ def train_step(model, optimizer, rows, targets, chunks, args):
         loss.backward()
         loss_sum += loss.detach()
     loss_sum = add_up(model, loss_sum)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
     optimizer.step()
     optimizer.zero_grad()
-    return loss_sum.item()
+    return loss_sum.item() if math.isfinite(norm) else math.nan
+
+
+def check_loss(loss, where, ids, out):
+    """UserError when the loss at `where`, on the questions `ids`, is no number: no state is saved after it."""
+    if not math.isfinite(loss):
+        ids = ", ".join(ids[:3]) + ", ..." * (len(ids) > 3)
+        raise UserError(
+            f"the loss or its gradient is {loss} at {where} ({ids}); lower --lr; the last good state is in {out}"
+        )
 
 
 def compiled(model):
@@ -1024,37 +1089,57 @@ def arguments_of(args):
 
 
 def open_run(args):
-    """The run directory of `args`, made or reused -> (Path, trainer state to resume from or None)"""
+    """The run directory of `args`, made or reused -> (Path, trainer state to resume from or None)
+
+    UserError for a directory that holds anything else, for a damaged state, and where nothing can be written.
+    """
     if not args.out.strip():
         raise UserError("--out is empty; expected the name of a folder for the run, such as runs/sft")
-    out = Path(args.out)
-    told = arguments_of(args)
-    path, state = out / "args.json", None
+    out, told, state = Path(args.out), arguments_of(args), None
+    path = out / "args.json"
+    model, saved = told.get("model", "tiny"), (out / "trainer.pt").exists()
+    if model != "tiny" and Path(model).is_dir() and Path(model).resolve() == out.resolve():
+        raise UserError(f"--out {out} is the model itself; choose another directory")
     if path.is_file() and not args.overwrite:
         before = read_json(path)
-        changed = [f"{k} {before.get(k)!r} -> {told[k]!r}" for k in told if before.get(k) != told[k]]
+        # a flag that the run did not know yet counts as not given
+        differ = (k for k in told if before.get(k) != told[k] and (k in before or told[k]))
+        changed = [f"{k} {before.get(k)!r} -> {told[k]!r}" for k in differ]
         if changed:
             raise UserError(f"{out} holds another run ({', '.join(changed)}); choose another --out or give --overwrite")
     if args.resume and args.overwrite:
         raise UserError("--resume goes on with a run and --overwrite replaces it; give one of them")
-    if not args.resume and not args.overwrite and (out / "trainer.pt").exists():
+    if weights_file(out) and not saved and not args.overwrite:
+        raise UserError(f"{out} holds a model without the state of its run; choose another --out or give --overwrite")
+    if saved and not args.resume and not args.overwrite:
         raise UserError(f"{out} holds this run already; give --resume to go on with it or --overwrite to start again")
     if args.resume:
-        if not (out / "trainer.pt").is_file():
-            raise UserError(f"--resume: there is no {out / 'trainer.pt'}; start the run without --resume")
+        if not path.is_file():
+            raise UserError(f"--resume: there is no run in {out}; start the run without --resume")
         try:
-            state = torch.load(out / "trainer.pt", map_location="cpu", weights_only=True)
-            if not {"model", "optimizer", "step"} <= state.keys():
-                raise ValueError("parts are missing")
+            if saved:  # else the run was killed before it saved anything: it begins again
+                state = torch.load(out / "trainer.pt", map_location="cpu", weights_only=True)
+                if not {"model", "optimizer", "step"} <= state.keys():
+                    raise ValueError("parts are missing")
         except Exception as e:  # whatever a broken file raises
             raise UserError(
                 f"{out / 'trainer.pt'} is damaged ({type(e).__name__}); start again with --overwrite"
             ) from e
     try:
         out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()  # better to fail now than after an hour
     except OSError as e:
-        raise UserError(f"--out {out}: cannot make this folder ({e.strerror}); choose another") from e
+        raise UserError(f"--out {out}: cannot write into this folder ({e.strerror}); choose another") from e
     return out, state
+
+
+def restore(out, state, **parts):
+    """Fills models and optimizers from a trainer state; UserError where it does not fit them."""
+    for name, part in parts.items():
+        try:
+            part.load_state_dict(state[name])
+        except (KeyError, RuntimeError, TypeError, ValueError) as e:
+            raise UserError(f"{out / 'trainer.pt'} is of another model or release; start again with --overwrite") from e
 
 
 def begin_run(out, args, state):
@@ -1063,13 +1148,16 @@ def begin_run(out, args, state):
         return
     metrics = out / "metrics.jsonl"
     kept = []
-    for line in metrics.read_text().splitlines() if state and metrics.is_file() else []:
-        with contextlib.suppress(ValueError):  # a power cut may leave half a line
+    for line in metrics.read_bytes().splitlines() if state and metrics.is_file() else []:
+        with contextlib.suppress(ValueError, LookupError, TypeError):  # a kill may leave half a line
             kept += [line] if json.loads(line)["step"] <= state["step"] else []
+    for stale in out.glob(".*.tmp"):  # of writes that were killed
+        stale.unlink(missing_ok=True)
     if not state:
-        (out / "trainer.pt").unlink(missing_ok=True)  # the state of another run is nothing to resume from
+        for name in ("trainer.pt", "model.safetensors"):  # of another run: nothing to resume from, nor to evaluate
+            (out / name).unlink(missing_ok=True)
     write_atomic(out / "args.json", json.dumps(arguments_of(args), indent=2) + "\n")
-    write_atomic(metrics, "".join(line + "\n" for line in kept))
+    write_atomic(metrics, b"".join(line + b"\n" for line in kept))
 
 
 def save_trainer(out, model, optimizer, step, best=None, **more):
@@ -1079,7 +1167,7 @@ def save_trainer(out, model, optimizer, step, best=None, **more):
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "best": best} | more
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    write_atomic(out / "trainer.pt", buffer.getvalue())
+    write_atomic(out / "trainer.pt", [buffer.getbuffer()])
 
 
 CARD = "<!-- Written by tsqa, anew with each better model of the run. Without this line the file is left alone. -->"
@@ -1136,9 +1224,12 @@ Arguments:
 
 
 def log_metrics(out, **row):
-    if ranks()[0] == 0:
-        with open(out / "metrics.jsonl", "a") as f:
-            f.write(json.dumps(row) + "\n")
+    try:
+        if ranks()[0] == 0:
+            with open(out / "metrics.jsonl", "a") as f:
+                f.write(json.dumps(row) + "\n")
+    except OSError as e:
+        raise UserError(f"cannot write {out / 'metrics.jsonl'} ({e.strerror}); free the place, then --resume") from e
 
 
 def evaluate_dev(model, tokenizer, tagger, examples, args):
@@ -1161,7 +1252,7 @@ def sft(args):
         model, tokenizer, _, _ = load_run(args.model, device)
         tagger = None if args.no_time else TimeTagger(args.tagger, args.spacy_model)
         train, dev = (
-            load_bench(args.data, args.setting, split, args.data_dir, n, args.seed)
+            load_bench(args.data, args.setting, split, args.data_dir, n, args.seed, args.skip_bad)
             for split, n in (("train", args.n_train), ("dev", args.n_dev))
         )
     c = model.config
@@ -1172,14 +1263,15 @@ def sft(args):
         rows = encode_sources(tokenizer, tagger, pairs, args.window, args.max_source, args.passages)
     rows = gather(rows)
     golds = [[tokenizer.encode(a, args.max_target) for a in ex.answers] for ex in train]
+    if cut := sum(len(ids) == args.max_target for answers in golds for ids in answers):
+        print(f"{cut} answers reach --max-target {args.max_target} pieces; what is beyond is cut", file=sys.stderr)
     if args.no_time:  # else row 0, added at every piece, would be trained as a bias
         model.time_embedding.requires_grad_(False).weight.zero_()
     groups = parameter_groups(model.named_parameters(), {"q.weight": args.q_rate})
     optimizer = torch.optim.AdamW(groups, lr=args.lr, weight_decay=args.weight_decay, fused=True)
     step, best = 0, -1.0
     if state:
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        restore(out, state, model=model, optimizer=optimizer)
         step, best = state["step"], state["best"]
     if args.compile:
         compiled(model)
@@ -1207,11 +1299,7 @@ def sft(args):
                 # for dropout, which differs between processes; --resume has no state of it to restore
                 torch.manual_seed(random.Random(f"sft {args.seed} {step} {rank}").getrandbits(63))
                 loss = train_step(model, optimizer, rows, targets, chunks, args)
-                if not math.isfinite(loss):
-                    ids = ", ".join(train[i].id for i in index[:3])
-                    raise UserError(
-                        f"the loss is {loss} at step {step + 1} (questions {ids}, ...); lower --lr; the last good state is in {out}"
-                    )
+                check_loss(loss, f"step {step + 1}", [train[i].id for i in index], out)
                 step, questions = step + 1, questions + len(index)
                 bar.update()
                 bar.set_postfix(loss=f"{loss:.3f}", qps=f"{questions / (time.time() - start):.0f}", dev=f"{best:.1f}")
@@ -1231,9 +1319,9 @@ def sft(args):
             better, best = scores["em"] > best, max(scores["em"], best)
             with together():
                 if better and rank == 0:
-                    model.save_pretrained(out)
                     tokenizer.save(out)
                     write_card(out, args, scores, len(dev), step)
+                    model.save_pretrained(out)
                 save_trainer(out, model, optimizer, step, best)
             saved = time.time()
     bar.close()
@@ -1247,13 +1335,11 @@ def interruptible(where):
         yield
     except KeyboardInterrupt:
         print(f"\ninterrupted at {where()}; go on with: {resume_command()}", file=sys.stderr)
-        raise
+        raise KeyboardInterrupt("told") from None
 
 
 def resume_command():
-    n = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    start = "python " if n == 1 else f"torchrun --nproc_per_node={n} "
-    return start + shlex.join(a for a in sys.argv if a not in ("--resume", "--overwrite")) + " --resume"
+    return command("--resume", "--overwrite") + " --resume"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1367,13 +1453,13 @@ def pretrain_step(model, heads, optimizer, tasks, args):
             guess[name] = heads[name](F.rms_norm(h, h.shape[-1:]))
             aux = aux + F.cross_entropy(guess[name], target[known])
     (loss + aux).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
     optimizer.step()
     optimizer.zero_grad()
     right = (logits.argmax(-1) == labels) | (labels < 0)  # (B, T)
     sure = torch.tensor([task.sure for task in tasks], device=device)  # of several right answers any would do
     row = {
-        "loss": loss.item(),
+        "loss": loss.item() if math.isfinite(norm) else math.nan,
         "em": right.all(1)[sure].float().mean().item() if sure.any() else 1.0,
         "pieces": right[labels >= 0].float().mean().item(),
     }
@@ -1398,34 +1484,31 @@ def pretrain(args):
     named = [*model.named_parameters(), *heads.named_parameters()]
     groups = parameter_groups(named, {"q.weight": args.q_rate, "rel_bias.weight": 10.0})
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), weight_decay=args.weight_decay, fused=True)
+    seen = {}  # figures since the last line of metrics.jsonl
     begin_run(out, args, state)
     if state:
-        model.load_state_dict(state["model"])
-        heads.load_state_dict(state["heads"])
-        optimizer.load_state_dict(state["optimizer"])
+        restore(out, state, model=model, heads=heads, optimizer=optimizer)
         vars(curriculum).update(state["curriculum"])
-        step = state["step"]
+        step, seen = state["step"], state.get("seen", {})
 
-    def save():
-        model.save_pretrained(out, dtype=torch.float16)
-        tokenizer.save(out)
-        save_trainer(out, model, optimizer, step, heads=heads.state_dict(), curriculum=vars(curriculum))
+    def keep():
+        save_trainer(out, model, optimizer, step, heads=heads.state_dict(), curriculum=vars(curriculum), seen=seen)
 
+    if not state:
+        keep()
     bar = tqdm(total=args.steps, initial=step, unit="step", disable=None)
-    seen, begun, saved = {}, time.time(), time.time()
+    begun = saved = time.time()
     with interruptible(lambda: f"step {step} of {args.steps}"):
         while step < args.steps:
-            rng = random.Random(f"pretrain {args.seed} {step}")  # the batch depends on (seed, step, curriculum) alone
+            rng_name = f"pretrain {args.seed} {step}"
+            rng = random.Random(rng_name)  # the batch depends on (seed, step, curriculum) alone
             shares = curriculum.shares()
             part = rng.choices(list(shares), list(shares.values()))[0]
             tasks, full = draw_tasks(rng, tokenizer, part, curriculum.size[part], args.max_pieces)
             for group in optimizer.param_groups:
                 group["lr"] = args.lr * group["rate"] * schedule(step, args.steps, args.warmup)
             row = pretrain_step(model, heads, optimizer, tasks, args)
-            if not math.isfinite(row["loss"]):
-                raise UserError(
-                    f"the loss is {row['loss']} at step {step + 1}; lower --lr; the last good state is in {out}"
-                )
+            check_loss(row["loss"], f"step {step + 1}", [f"a batch of {part}, by random.Random({rng_name!r})"], out)
             step += 1
             if full:
                 curriculum.update(part, row[{"copy": "pieces", "dates": "dates", "match": "named"}.get(part, "em")])
@@ -1444,7 +1527,9 @@ def pretrain(args):
                 )
                 seen = {}
             if time.time() - saved > args.save_minutes * 60 or step == args.steps:
-                save()
+                tokenizer.save(out)
+                model.save_pretrained(out, dtype=torch.float16)
+                keep()
                 saved = time.time()
     bar.close()
     print(
@@ -1519,6 +1604,7 @@ def parse_args(argv=None):
     add("--data", choices=BENCHES, default="mini", metavar="NAME", help=", ".join(BENCHES))
     add("--setting", choices=("reason", "obqa", "mix"), help="facts, prose, or (mini) both (default: mix, else reason)")
     add("--data-dir", metavar="DIR", help="folder of the official files (default: the download cache)")
+    add("--skip-bad", action="store_true", help="leave out wrong lines of data files, and count them (default: stop)")
     add("--n-train", type=whole(1, 10**9), help="training questions (default: all; mini: 5000)")
     add("--n-dev", type=whole(1, 10**9), help="dev questions (default: all; mini: 300)")
     add = group("training (sft)")

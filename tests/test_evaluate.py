@@ -395,13 +395,15 @@ def test_load_bench_mini(monkeypatch):
 
 def test_load_bench_draws_by_seed(monkeypatch):
     monkeypatch.setattr(ev.data, "find_data", lambda d, name, split: Path(name))
-    monkeypatch.setattr(ev.data, "read_tempreason", lambda path, setting: (example(str(i)) for i in range(50)))
+    monkeypatch.setattr(
+        ev.data, "read_tempreason", lambda path, setting, skip_bad: (example(str(i)) for i in range(50))
+    )
     ids = [
         [int(e.id) for e in ev.load_bench("tempreason-l2", n=n, seed=s)] for n, s in ((9, 0), (9, 0), (9, 1), (99, 0))
     ]
     assert ids[0] == ids[1] == sorted(set(ids[0])) and len(ids[0]) == 9 and ids[0] != ids[2]
     assert ids[3] == list(range(50)) and len(ev.load_bench("tempreason-l2")) == 50
-    monkeypatch.setattr(ev.data, "read_tempreason", lambda path, setting: iter(()))
+    monkeypatch.setattr(ev.data, "read_tempreason", lambda path, setting, skip_bad: iter(()))
     with pytest.raises(UserError, match="no questions"):
         ev.load_bench("tempreason-l2")
 

@@ -39,6 +39,7 @@ def small(tmp_path_factory, tokenizer):
     t5.shared.weight.data *= 0.3  # no answer is much likelier than another
     t5.save_pretrained(directory)
     tokenizer.save(directory)
+    (directory / "args.json").write_text('{"stage": "sft"}')
     return directory
 
 
