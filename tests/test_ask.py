@@ -39,7 +39,7 @@ def small(tmp_path_factory, tokenizer):
     model.shared.weight.data[data.EOS] *= 4  # some answers end
     model.save_pretrained(directory)
     tokenizer.save(directory)
-    (directory / "args.json").write_text(json.dumps({"tagger": "rules", "passages": "first"}))
+    (directory / "args.json").write_text(json.dumps({"stage": "sft", "tagger": "rules", "passages": "first"}))
     return directory
 
 
