@@ -37,6 +37,7 @@ def model(directory, scale=1.0):
     t5.shared.weight.data *= scale
     t5.save_pretrained(directory)
     Tokenizer(ROOT / "assets" / "tiny-t5").save(directory)
+    (directory / "args.json").write_text('{"stage": "sft"}')
     return directory
 
 
