@@ -6,9 +6,9 @@ Run as a script, this file is what one of two processes does; the tests start bo
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -78,22 +78,24 @@ def same(one, two, rtol=1e-5):
 
 def start(*command):
     """What torchrun does, without torchrun: two processes of a command -> [(exit status, stdout, stderr)]"""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = str(s.getsockname()[1])
-    env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, *command], cwd=ROOT, env=env | {"RANK": str(i), "LOCAL_RANK": str(i)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for i in range(2)
-    ]  # fmt: skip
-    try:
-        told = [job.communicate(timeout=600) for job in jobs]
-    finally:
-        for job in jobs:
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # at any free port
+    env = os.environ | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    env |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    jobs, pipe = [], {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    for rank in ("0", "1"):
+        env |= {"RANK": rank, "LOCAL_RANK": rank}
+        jobs.append(subprocess.Popen([sys.executable, *command], cwd=ROOT, env=env, **pipe))
+    told = []
+    for job in jobs:
+        try:
+            told.append(job.communicate(timeout=300))
+        except subprocess.TimeoutExpired:
             job.kill()
+            told.append(job.communicate())
     return [(job.returncode, *texts) for job, texts in zip(jobs, told, strict=True)]
 
 
@@ -145,6 +147,7 @@ def work(folder):
                 told[name] = str(e)
         with tsqa.together(in_turn=True):
             assert rank == 0 or (folder / "fetched").exists()
+            time.sleep(0.2)
             (folder / "fetched").touch()
         with pytest.MonkeyPatch.context() as patch:  # a full disk
             patch.setattr(tsqa, "write_atomic", lambda path, content: data.write_atomic("/dev/null/x", content))
