@@ -1570,10 +1570,11 @@ class Task:
     named: at the answers in the facts, 1 = the question names it, 0 = it does not. dates: at the last piece of a date,
     0/1/2 = before/at/after the time asked about. facts: at the full stop of a fact, 1 = it answers, 0 or 2 = it does
     not, by its side. golds: at the answers, 1 = right, 0 = wrong. No label: -100. sure: there is one right answer only.
+    first: how many pieces of the target are the answer, where more follows it.
     """
 
     def __init__(self, tokenizer):
-        self.tokenizer, self.ids, self.target, self.sure = tokenizer, [], [], True
+        self.tokenizer, self.ids, self.target, self.sure, self.first = tokenizer, [], [], True, 0
         for name in LABELS:
             setattr(self, name, [])
 
@@ -1719,6 +1720,7 @@ def fact_task(rng, names, tokenizer, k, level, prose=False):
         elif fact.object == answer:
             held = f"from {format_month(fact.start)} to {format_month(fact.end)}"
     task.target = [tokenizer.sentinel(0), *tokenizer.pieces(answer), tokenizer.sentinel(1), *tokenizer.pieces(held)]
+    task.first = task.target.index(tokenizer.sentinel(1)) + 1
     task.sure = len(golds) == 1
     return task
 

@@ -1116,21 +1116,26 @@ def open_run(args):
     if args.resume:
         if not path.is_file():
             raise UserError(f"--resume: there is no run in {out}; start the run without --resume")
-        try:
-            if saved:  # else the run was killed before it saved anything: it begins again
-                state = torch.load(out / "trainer.pt", map_location="cpu", weights_only=True)
-                if not {"model", "optimizer", "step"} <= state.keys():
-                    raise ValueError("parts are missing")
-        except Exception as e:  # whatever a broken file raises
-            raise UserError(
-                f"{out / 'trainer.pt'} is damaged ({type(e).__name__}); start again with --overwrite"
-            ) from e
+        if saved:  # else the run was killed before it saved anything: it begins again
+            state = read_trainer(out, "start again with --overwrite")
     try:
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()  # better to fail now than after an hour
     except OSError as e:
         raise UserError(f"--out {out}: cannot write into this folder ({e.strerror}); choose another") from e
     return out, state
+
+
+def read_trainer(out, remedy):
+    """The trainer state in a run directory; UserError with the remedy where there is none, or a damaged one."""
+    path = Path(out) / "trainer.pt"
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if not {"model", "optimizer", "step"} <= state.keys():
+            raise ValueError("parts are missing")
+    except Exception as e:  # whatever a missing or broken file raises
+        raise UserError(f"{path} is {'damaged' if path.exists() else 'missing'} ({type(e).__name__}); {remedy}") from e
+    return state
 
 
 def restore(out, state, **parts):
@@ -1390,11 +1395,12 @@ class Curriculum:
             )
         share = {part: 0.0 if part in skip else p for part, p in share.items()}
         rest = 1 - sum(share.values()) if copied and compared else 0.0
-        told = rest * 0.35 if min(size["l2"], size["l3"]) >= 4 else 0.0
-        return share | {"l2": (rest - told) / 2, "l3": (rest - told) / 2, "prose": told}
+        told = rest * 0.45 if min(size["l2"], size["l3"]) >= 4 else 0.0
+        l2 = (rest - told) * (0.5 if size["l2"] < 20 else 0.25)
+        return share | {"l2": l2, "l3": rest - told - l2, "prose": told}
 
     def update(self, part, accuracy):
-        targets = {"copy": (0.9, 30, 4), "dates": (0.9, 4, 1), "match": (0.9, 12, 1), "prose": (0.85, 6, 1)}
+        targets = {"copy": (0.9, 30, 4), "dates": (0.9, 4, 1), "match": (0.9, 12, 1), "prose": (0.85, 10, 1)}
         bar, most, more = targets.get(part, (0.85, 20, 1))
         self.score[part] += 0.05 * (accuracy - self.score[part])
         if self.score[part] > bar and self.size[part] < most:
@@ -1463,6 +1469,8 @@ def pretrain_step(model, heads, optimizer, tasks, args):
         "em": right.all(1)[sure].float().mean().item() if sure.any() else 1.0,
         "pieces": right[labels >= 0].float().mean().item(),
     }
+    first = torch.arange(labels.shape[1]) < torch.tensor([task.first or len(task.target) for task in tasks])[:, None]
+    row["first"] = (right | ~first.to(device)).all(1)[sure].float().mean().item() if sure.any() else 1.0
     for name, scores in guess.items():
         row[name] = (scores.argmax(-1) == told[name][told[name] >= 0]).float().mean().item()
     return row
@@ -1485,11 +1493,16 @@ def pretrain(args):
     groups = parameter_groups(named, {"q.weight": args.q_rate, "rel_bias.weight": 10.0})
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), weight_decay=args.weight_decay, fused=True)
     seen = {}  # figures since the last line of metrics.jsonl
+    if args.start and not state:
+        earlier = read_trainer(args.start, "--start takes the directory of a run of --stage pretrain")
     begin_run(out, args, state)
     if state:
         restore(out, state, model=model, heads=heads, optimizer=optimizer)
         vars(curriculum).update(state["curriculum"])
         step, seen = state["step"], state.get("seen", {})
+    elif args.start:
+        restore(Path(args.start), earlier, model=model, heads=heads)
+        vars(curriculum).update(earlier["curriculum"] | {"skip": args.skip})
 
     def keep():
         save_trainer(out, model, optimizer, step, heads=heads.state_dict(), curriculum=vars(curriculum), seen=seen)
@@ -1511,7 +1524,7 @@ def pretrain(args):
             check_loss(row["loss"], f"step {step + 1}", [f"a batch of {part}, by random.Random({rng_name!r})"], out)
             step += 1
             if full:
-                curriculum.update(part, row[{"copy": "pieces", "dates": "dates", "match": "named"}.get(part, "em")])
+                curriculum.update(part, row[{"copy": "pieces", "dates": "dates", "match": "named"}.get(part, "first")])
             for key in row:
                 seen.setdefault(f"{part}_{key}", []).append(row[key])
             bar.update()
@@ -1632,6 +1645,7 @@ def parse_args(argv=None):
     add = group("curriculum (pretrain)")
     add("--steps", type=whole(1, 10**9), default=6000, help="optimizer steps")
     add("--max-pieces", type=whole(512, 10**9), default=3000, help="source pieces of a step")
+    add("--start", metavar="DIR", help="a run of this stage to go on from, with new --steps and rate (default: none)")
     parts = ("copy", "dates", "match")
     add("--skip", nargs="*", choices=parts, default=[], metavar="PART", help=f"of {', '.join(parts)}: not taught")
     add = group("question (ask)")
