@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -324,7 +325,8 @@ def test_the_curriculum_teaches_copying_first_and_grows_what_is_mastered():
     for _ in range(2000):
         c.update("l3", 1.0)
         c.update("prose", 1.0)
-    assert c.size["prose"] == 6 and 0 < c.shares()["prose"] < c.shares()["l2"] + c.shares()["l3"]
+    assert c.size["prose"] == 10 and 0 < c.shares()["prose"] < c.shares()["l2"] + c.shares()["l3"]
+    assert 2 * c.shares()["l2"] < c.shares()["l3"]  # mastered, L2 is only kept up
     assert sum(c.shares().values()) == pytest.approx(1)
 
 
@@ -382,6 +384,41 @@ def test_resumed_pretraining_ends_in_the_same_weights(narrow, tmp_path, monkeypa
     assert whole["curriculum"] == cut["curriculum"] and whole["step"] == 8
     files = [(tmp_path / n / "model.safetensors").read_bytes() for n in ("whole", "cut")]
     assert files[0] == files[1]
+
+
+def test_pretraining_goes_on_from_an_earlier_run(narrow, tmp_path, capsys):
+    more = ("--steps", "3", "--dtype", "float32")
+    tsqa.pretrain(arguments(tmp_path / "first", *more))
+    state = torch.load(tmp_path / "first" / "trainer.pt", weights_only=True)
+    state["curriculum"]["size"]["l3"] = 7
+    torch.save(state, tmp_path / "first" / "trainer.pt")
+    start = ("--start", str(tmp_path / "first"))
+    tsqa.pretrain(arguments(tmp_path / "second", *more, *start, "--lr", "0", "--skip", "dates"))
+    second = torch.load(tmp_path / "second" / "trainer.pt", weights_only=True)
+    assert all(torch.equal(state[part][k], second[part][k]) for part in ("model", "heads") for k in state[part])
+    assert second["step"] == 3 and second["curriculum"]["size"]["l3"] == 7 and second["curriculum"]["skip"] == ["dates"]
+    with pytest.raises(data.UserError, match="trainer.pt is missing .*--start takes"):
+        tsqa.pretrain(arguments(tmp_path / "third", *more, "--start", str(tmp_path)))
+    assert not (tmp_path / "third" / "args.json").exists()
+
+
+def test_facts_are_judged_by_the_answer_and_not_by_what_follows(narrow, tokenizer, tmp_path, monkeypatch):
+    rng = random.Random(5)
+    task = data.fact_task(rng, Names(rng, "train"), tokenizer, 3, "l2")
+    assert task.target[task.first - 1] == tokenizer.sentinel(1) and task.first < len(task.target)
+    model = tsqa.T5(tsqa.read_config(None))
+    heads = tsqa.nn.ModuleDict({name: tsqa.nn.Linear(32, n) for name, n in data.LABELS.items()})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def judged(wrong):
+        """The row of a step whose decoder is right but at place `wrong`."""
+        target = torch.tensor([[*task.target, data.EOS]])
+        target[0, wrong] += 1
+        monkeypatch.setattr(model, "logits", lambda h: F.one_hot(target, model.config.vocab_size) * 9.0 + 0 * h.sum())
+        return tsqa.pretrain_step(model, heads, optimizer, [task], arguments(tmp_path, "--dtype", "float32"))
+
+    assert [judged(i)["first"] for i in (1, task.first - 1, task.first, -1)] == [0, 0, 1, 1]
+    assert judged(-1)["em"] == 0
 
 
 def test_pretraining_learns_and_leaves_the_time_embedding_alone(narrow, tmp_path, monkeypatch):
