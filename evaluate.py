@@ -593,19 +593,59 @@ def traveler_examples(n, seed=0, categories=CATEGORIES, lengths=None):
     rng = random.Random(f"traveler examples {seed}")
     lengths = tuple(lengths or (k for k in range(3, 100) if k not in LENGTHS))
     for i in range(n):
-        now = SPEECH_TIME
-        while stamp(now)[:7] == stamp(SPEECH_TIME)[:7]:
-            now = 60 * rng.randrange(1262304000 // 60, 2082758400 // 60)
-        events = traveler_events(rng, rng.choice(lengths), now, shuffle=True)
-        q = ask(rng, events, rng.choice(categories), rng.randrange(180), now)  # 180: a multiple of every cycle in `ask`
+        q = traveler_training_question(rng, rng.choice(categories), rng.choice(lengths))
         q.id = f"traveler-{seed}-{i}"
         yield traveler_example(q)
 
 
-@functools.lru_cache(2**10)
-def sentence(e):  # seen, as all of the prompts below
-    t = datetime.fromtimestamp(e.time, berlin())
-    return f"On {t:%B} {t.day}, {t.year} at {t:%H:%M}, {e.subject} {EVENT_TYPES[e.type][1]} in the {e.location}."
+def traveler_training_question(rng, category, length):
+    now = SPEECH_TIME
+    while stamp(now)[:7] == stamp(SPEECH_TIME)[:7]:
+        now = 60 * rng.randrange(1262304000 // 60, 2082758400 // 60)
+    events = traveler_events(rng, length, now, shuffle=True)
+    return ask(rng, events, category, rng.randrange(180), now)  # 180: a multiple of every cycle in `ask`
+
+
+def traveler_task(rng, tokenizer, length):
+    """A question to train on with labels on the pieces of its events (`data.Task`), in the form of stage 1.
+
+    named: the event is of the type and place asked about (and of the subject, unless the question is who). dates: the
+    event is before, in or after the period. facts: it counts; of a vague question: people would say yes of it alone.
+    golds: its subject (who) or its time (when) is in the answer.
+    """
+    category = rng.choice(("explicit", "implicit", "implicit", "vague"))  # implicit has the most kinds of questions
+    q, task = traveler_training_question(rng, category, length), data.Task(tokenizer)
+    period = "" if category == "vague" else prefix(q.expression, q.now)
+    named = lambda e: (e.type, e.location) == (q.type, q.location) and (q.template == "who" or e.subject == q.subject)
+    hits = [e for e in q.events if named(e) and stamp(e.time).startswith(period)]
+    last = max((e.time for e in hits), default=None)
+
+    def mark(e, part, text):
+        if part == "what":
+            return data.marked(text, named=int(named(e)))
+        if part == "year" and period:
+            at = stamp(e.time)[: len(period)]
+            text = data.marked(text, dates=(at > period) - (at < period) + 1)
+        elif part == "stop":
+            likely = category != "vague" or likelihood(e.type, q.expression, (q.now - e.time) / 60) >= 0.5
+            return data.marked(text, facts=int(e in hits and likely))
+        if (q.template, part) in (("who", "subject"), ("when", "day"), ("when", "year"), ("when", "clock")):
+            return data.marked(text, golds=int(e in hits and (q.template == "who" or e.time == last)))
+        return text
+
+    example = traveler_example(q)
+    task.put(f"question: {example.question}")
+    task.put("context: " + " ".join(sentence(e, mark) for e in q.events))
+    task.target = tokenizer.pieces(example.answers[0])
+    return task
+
+
+def sentence(e, mark=lambda e, part, text: text):  # seen, as all of the prompts below
+    """An event in words; `mark` may change its parts: day, year, clock, subject, what, stop."""
+    t, put = datetime.fromtimestamp(e.time, berlin()), functools.partial(mark, e)
+    when = f"On {put('day', f'{t:%B} {t.day}')}, {put('year', str(t.year))} at {put('clock', f'{t:%H:%M}')}, "
+    what = f"{EVENT_TYPES[e.type][1]} in the {e.location}"
+    return when + f"{put('subject', e.subject)} {put('what', what)}{put('stop', '.')}"
 
 
 def traveler_prompt(q, style="json", cot=False):

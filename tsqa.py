@@ -67,7 +67,7 @@ from data import (
     select_passages,
     write_atomic,
 )
-from evaluate import BENCHES, exact_match, f1, load_bench
+from evaluate import BENCHES, exact_match, f1, load_bench, traveler_task
 
 MASKED = -3e4  # added to scores that must not count; finite in every float type: a row of nothing but pads gives no NaN
 
@@ -1375,14 +1375,18 @@ class Curriculum:
     """What is taught now: each part grows when it is mastered; the facts (l2, l3) begin when copying and comparing are.
 
     copy: most pieces; dates: level of data.DATE_LEVELS; match: most names; l2, l3 and prose: most facts of a context.
+    events: most events of TRAVELER's kind, which are taught alone.
     """
 
-    def __init__(self, skip=()):
-        self.size = {"copy": 4, "dates": 0, "match": 2, "l2": 1, "l3": 2, "prose": 2}
+    def __init__(self, skip=(), tasks="facts"):
+        facts = {"copy": 4, "dates": 0, "match": 2, "l2": 1, "l3": 2, "prose": 2}
+        self.size = {"events": 4} if tasks == "events" else facts
         self.score = dict.fromkeys(self.size, 0.0)  # running accuracy at the present size
         self.skip = list(skip)  # parts left out, for the ablation
 
     def shares(self):
+        if "events" in self.size:
+            return {"events": 1.0}
         size, score, skip = self.size, self.score, self.skip
         copied = "copy" in skip or (size["copy"] >= 20 and score["copy"] > 0.9)
         compared = ("dates" in skip or size["dates"] >= 2) and ("match" in skip or size["match"] >= 6)
@@ -1402,6 +1406,8 @@ class Curriculum:
     def update(self, part, accuracy):
         targets = {"copy": (0.9, 30, 4), "dates": (0.9, 4, 1), "match": (0.9, 12, 1), "prose": (0.85, 10, 1)}
         bar, most, more = targets.get(part, (0.85, 20, 1))
+        if part == "events":
+            bar, most, more = 0.85, 60, 1 + self.size[part] // 4
         self.score[part] += 0.05 * (accuracy - self.score[part])
         if self.score[part] > bar and self.size[part] < most:
             self.size[part] = min(most, self.size[part] + more)
@@ -1418,6 +1424,8 @@ def draw_tasks(rng, tokenizer, part, size, max_pieces):
         make = lambda: date_task(rng, names, tokenizer, level)
     elif part == "match":
         make = lambda: match_task(rng, names, tokenizer, size if full else rng.randint(2, size))
+    elif part == "events":
+        make = lambda: traveler_task(rng, tokenizer, size if full else rng.randint(3, size))
     elif part == "prose":
         k = size if full else rng.randint(2, size)
         make = lambda: fact_task(rng, names, tokenizer, k, rng.choice(("l2", "l3")), prose=True)
@@ -1487,22 +1495,25 @@ def pretrain(args):
     start_pretraining(model, tokenizer)
     d = model.config.d_model
     heads = nn.ModuleDict({name: nn.Linear(d, classes) for name, classes in LABELS.items()})  # not kept
-    model, heads, curriculum, step = model.to(device), heads.to(device), Curriculum(args.skip), 0
+    model, heads, curriculum, step = model.to(device), heads.to(device), Curriculum(args.skip, args.tasks), 0
     model.time_embedding.weight.requires_grad_(False)  # no marks here: stage 1 starts from a time embedding of zeros
     named = [*model.named_parameters(), *heads.named_parameters()]
     groups = parameter_groups(named, {"q.weight": args.q_rate, "rel_bias.weight": 10.0})
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), weight_decay=args.weight_decay, fused=True)
     seen = {}  # figures since the last line of metrics.jsonl
-    if args.start and not state:
+    if args.start == "tiny":
+        model.load_state_dict(T5.from_pretrained("tiny").state_dict())
+    elif args.start and not state:
         earlier = read_trainer(args.start, "--start takes the directory of a run of --stage pretrain")
     begin_run(out, args, state)
     if state:
         restore(out, state, model=model, heads=heads, optimizer=optimizer)
         vars(curriculum).update(state["curriculum"])
         step, seen = state["step"], state.get("seen", {})
-    elif args.start:
-        restore(Path(args.start), earlier, model=model, heads=heads)
-        vars(curriculum).update(earlier["curriculum"] | {"skip": args.skip})
+    elif args.start not in (None, "tiny"):
+        restore(Path(args.start), earlier, model=model, heads=heads, optimizer=optimizer)
+        if curriculum.size.keys() == earlier["curriculum"]["size"].keys():
+            vars(curriculum).update(earlier["curriculum"] | {"skip": args.skip})
 
     def keep():
         save_trainer(out, model, optimizer, step, heads=heads.state_dict(), curriculum=vars(curriculum), seen=seen)
@@ -1645,7 +1656,8 @@ def parse_args(argv=None):
     add = group("curriculum (pretrain)")
     add("--steps", type=whole(1, 10**9), default=6000, help="optimizer steps")
     add("--max-pieces", type=whole(512, 10**9), default=3000, help="source pieces of a step")
-    add("--start", metavar="DIR", help="a run of this stage to go on from, with new --steps and rate (default: none)")
+    add("--tasks", choices=("facts", "events"), default="facts", help="facts, or TRAVELER's household events")
+    add("--start", metavar="DIR", help="a run of this stage, or tiny, to go on from (default: from nothing)")
     parts = ("copy", "dates", "match")
     add("--skip", nargs="*", choices=parts, default=[], metavar="PART", help=f"of {', '.join(parts)}: not taught")
     add = group("question (ask)")

@@ -330,6 +330,16 @@ def test_the_curriculum_teaches_copying_first_and_grows_what_is_mastered():
     assert sum(c.shares().values()) == pytest.approx(1)
 
 
+def test_events_are_taught_alone_and_grow():
+    c = tsqa.Curriculum(tasks="events")
+    assert c.shares() == {"events": 1.0} and c.size == {"events": 4}
+    sizes = [4]
+    for _ in range(2000):
+        c.update("events", 0.9)
+        sizes += [c.size["events"]] * (c.size["events"] > sizes[-1])
+    assert sizes[:4] == [4, 6, 8, 11] and sizes[-1] == 60
+
+
 def test_heads_that_look_back_and_digits_in_order(tokenizer):
     torch.manual_seed(0)
     model = tsqa.T5(tsqa.T5Config())

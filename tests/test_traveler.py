@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import evaluate as ev
-from data import Example, UserError, run
+from data import Example, Tokenizer, UserError, run
 
 QUESTIONS = ev.traveler_questions()
 
@@ -641,6 +641,54 @@ def test_golds_of_training_examples_against_brute_force():
         assert all(r[4] <= local_now for r in rows) or local_now.month == 10  # an hour comes twice in October
         if ex.p is None:
             assert solve(text, rows, None, local_now.date()) == ex.answers[0]
+
+
+def test_labels_of_training_tasks_against_brute_force():
+    """Each event alone is put to the solver: the labels on its pieces have to say the same."""
+    tokenizer, rng, seen = Tokenizer(ROOT / "assets" / "tiny-t5"), random.Random(5), Counter()
+    for n in (3, 4, 9) * 40 + (70,) * 24:
+        task = ev.traveler_task(rng, tokenizer, n)
+        text, answer = tokenizer.sp.decode(task.ids), tokenizer.decode(task.target)
+        head = re.match(r"question: Today is the (.{16})\. (.*?\?) context: ", text)
+        now, question = datetime.fromisoformat(head[1]), head[2]
+        ids, offsets = tokenizer.encode_with_offsets(text)
+        assert ids[:-1] == task.ids
+        ends, skip = {end: i for i, (_, end) in enumerate(offsets[:-1])}, head.end()
+        place, period = re.search(r"in the (living room|kitchen)( .*)?\?", question).groups()
+        vague, who = any(mark in question for mark in ADVERBS), re.search(r"\b(?:Did|did|time) (\w+)", question)
+        verb = next(k for v, k in VERBS.items() if re.search(v, question))
+        for m in re.finditer(r"On (.*?), (\w+) ((\D*?) in the (.*?))(\.)", text[head.end() :]):
+            inside = lambda name, k, task=task, ends=ends, m=m, skip=skip: {
+                getattr(task, name)[i] for end, i in ends.items() if m.start(k) < end - skip <= m.end(k)
+            }
+            local = datetime.strptime(m[1], "%B %d, %Y at %H:%M")
+            kind = next(k for v, k in VERBS.items() if re.fullmatch(v, m[4]))
+            # the solver takes times in UTC seconds for a vague question: only their distance counts
+            row = (kind, m[2], m[5], local.replace(tzinfo=UTC).timestamp(), local)
+            alone = solve(question, [row], now.replace(tzinfo=UTC).timestamp(), now.date())
+            named = kind == verb and m[5] == place and (not who or m[2] == who[1])
+            assert inside("named", 3) == {int(named)}
+            near = vague and abs(alone - 0.5) < 0.05  # summer time moves the distance by an hour
+            if not near:
+                counts = alone >= 0.5 if vague else alone not in ("nobody", "no", "0", "nothing")
+                assert inside("facts", 6) == {int(counts)}
+                seen["counts", counts] += 1
+            dates = inside("dates", 1) - {-100}
+            if vague or not period:
+                assert not dates
+            else:
+                first, last = first_and_last_day(period.strip(), now.date())
+                assert dates == {1 + (local.date() > last) - (local.date() < first)}
+                seen["side", dates.pop()] += 1
+            golds = inside("golds", 2) if question.startswith("Who") else inside("golds", 1) - {-100}
+            if question.startswith("When"):
+                assert golds == {int(counts and answer == f"{local:%Y-%m-%d %H:%M}")}
+            elif question.startswith("Who"):
+                assert golds == {int(counts)} and (not counts or m[2] in answer)
+            else:
+                assert not golds
+            seen["golds", min(golds, default=None)] += 1
+    assert len(seen) == 8 and min(seen.values()) > 10, seen
 
 
 def test_load_bench():
