@@ -102,6 +102,18 @@ def kl_rewards(scores, logp, ref_logp, mask, beta):
     return rewards.scatter_add(1, last, scores[:, None].to(rewards.dtype))
 
 
+def above_the_others(scores, k):
+    """Scores (B,) of k answers to each question in turn, less the mean of the other k - 1 to the same question.
+
+    A baseline that tells hard questions from bad answers, which the value head does not within the first rollouts
+    (Kool et al. 2019, https://openreview.net/forum?id=r1lgTGL5DE). Alone (k = 1, the paper's way) a score stays as it is.
+    """
+    if k == 1:
+        return scores
+    group = scores.view(-1, k)
+    return (group - (group.sum(1, keepdim=True) - group) / (k - 1)).view(-1)
+
+
 def gae(rewards, values, mask, gamma, lam):
     """Generalised advantage estimation, https://arxiv.org/abs/1506.02438, within the mask of each row.
 
@@ -483,7 +495,7 @@ def ppo(args):
             scores = reward(predictions, golds, wrong, ended).to(device)
             kinds = list(map(answer_kind, predictions, golds, known, ended))
             # 4. rewards: the KL penalty at every piece, the score at the last one
-            rewards = kl_rewards(scores, batch["logp"], batch["ref_logp"], batch["mask"], kl.value)
+            rewards = kl_rewards(above_the_others(scores, k), batch["logp"], batch["ref_logp"], batch["mask"], kl.value)
             # 5. returns from the advantages as they are, then the advantages whitened over the rollout
             advantages, batch["returns"] = gae(rewards, batch["values"], batch["mask"], args.gamma, args.lam)
             batch["advantages"] = masked_whiten(advantages, batch["mask"])

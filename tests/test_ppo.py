@@ -106,6 +106,15 @@ def ragged(B=40, T=7, dtype=torch.float64, seed=0):
 # ---- masks
 
 
+def test_baseline_of_the_other_answers_to_the_same_question():
+    g = torch.Generator().manual_seed(0)
+    scores = torch.randn(12, generator=g)
+    expected = [s - sum(scores[4 * (i // 4) + j] for j in range(4) if j != i % 4) / 3 for i, s in enumerate(scores)]
+    assert torch.allclose(ppo.above_the_others(scores, 4), torch.stack(expected), atol=1e-6)
+    assert torch.equal(ppo.above_the_others(scores, 1), scores)
+    assert not ppo.above_the_others(torch.tensor([2.0, 2.0, -1.0, -1.0]), 2).any()  # all alike: nothing to learn
+
+
 def test_action_mask_by_hand():
     rows = [[7, 8, 1, 0], [1, 0, 0, 0], [7, 8, 9, 9], [0, 7, 1, 0], [7, 1, 5, 1], [1, 1, 1, 1]]
     want = [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]]
