@@ -450,6 +450,10 @@ def test_corrupted_safetensors_give_the_tensors_or_a_sentence(tmp_path):
             outcomes.append(re.sub(r"encoder\S+|\d+", "", text)[:50])
     print({x: outcomes.count(x) for x in set(outcomes)})
     assert 20 < outcomes.count(None) < 400 and len(set(outcomes)) > 10
+    for shape, offsets in ([0], [4, 4]), ([3, 0], [0, 0]), ([2], [8, 0]):
+        path.write_bytes(join({"a": {"dtype": "F32", "shape": shape, "data_offsets": offsets}}, body))
+        with pytest.raises(UserError, match=rf"data_offsets {offsets[0]} to {offsets[1]} of a do not fit F32 of shape"):
+            tsqa.read_safetensors(path)
 
 
 def memory_of(code, *args):
