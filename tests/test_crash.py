@@ -32,7 +32,7 @@ SIGNALS = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}
 def processes():
     """New processes fork from one that has everything imported but has computed nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ppo"])
+    context.set_forkserver_preload(["ppo", "torch._dynamo"])  # the first optimizer step imports the second: seconds
     return context
 
 
