@@ -374,11 +374,12 @@ def test_corrupted_traveler_files_give_a_sentence(tmp_path):
         try:
             questions = evaluate.read_traveler(tmp_path)
             assert questions and all(q.question.strip() for q in questions)
+            outcomes.append(True)
         except UserError as e:
             sentence = str(e).replace(str(tmp_path), "DIR")
             assert "DIR" in sentence and "\n" not in sentence and len(sentence) < 600, sentence
-        outcomes.append(1)
-    assert len(outcomes) == 150
+            outcomes.append(False)
+    assert 1 < sum(outcomes) < 145, sum(outcomes)
     official(tmp_path)
     row = json.loads((tmp_path / "dataset" / "vague" / "3Events.json").read_text())[0]
     (tmp_path / "dataset" / "vague" / "3Events.json").write_text(json.dumps(row))  # one question, not in a list
