@@ -374,11 +374,12 @@ def test_corrupted_traveler_files_give_a_sentence(tmp_path):
         try:
             questions = evaluate.read_traveler(tmp_path)
             assert questions and all(q.question.strip() for q in questions)
+            outcomes.append(True)
         except UserError as e:
             sentence = str(e).replace(str(tmp_path), "DIR")
             assert "DIR" in sentence and "\n" not in sentence and len(sentence) < 600, sentence
-        outcomes.append(1)
-    assert len(outcomes) == 150
+            outcomes.append(False)
+    assert 1 < sum(outcomes) < 145, sum(outcomes)
     official(tmp_path)
     row = json.loads((tmp_path / "dataset" / "vague" / "3Events.json").read_text())[0]
     (tmp_path / "dataset" / "vague" / "3Events.json").write_text(json.dumps(row))  # one question, not in a list
@@ -450,6 +451,10 @@ def test_corrupted_safetensors_give_the_tensors_or_a_sentence(tmp_path):
             outcomes.append(re.sub(r"encoder\S+|\d+", "", text)[:50])
     print({x: outcomes.count(x) for x in set(outcomes)})
     assert 20 < outcomes.count(None) < 400 and len(set(outcomes)) > 10
+    for shape, offsets in ([0], [4, 4]), ([3, 0], [0, 0]), ([2], [8, 0]):
+        path.write_bytes(join({"a": {"dtype": "F32", "shape": shape, "data_offsets": offsets}}, body))
+        with pytest.raises(UserError, match=rf"data_offsets {offsets[0]} to {offsets[1]} of a do not fit F32 of shape"):
+            tsqa.read_safetensors(path)
 
 
 def memory_of(code, *args):
