@@ -1064,7 +1064,8 @@ TEMPLATES = {
     " National Gallery of {w}; {w} Laboratories; {w} {d}; {l}; {w} Hospital; Max {w} Institute for {s}; L'{w}; {w}; {w} {w}; {w} ({c}); {w}.com; {x}.{e}; {w} Center for {s} Research; National Centre for {s} Research of {c};"
     " {w} Symphony Orchestra; Orchestra of {w} in the {w}; Ministry of {f} of {c}; Ministry of {f}; {w} State Theatre; {w} Broadcasting Corporation;"
     " Department of {s}, {w} University; Academy of {w} in the {w}; {w} and {w} Theatre; Institute for {s} of the {w} Academy; {w} Information Systems;"
-    " Council for {s} and {s}; {w} Motors; {w} of the {w}; International Organization for {s}; {w} Airlines; {w} Municipality; {w} (newspaper)",
+    " Council for {s} and {s}; {w} Motors; {w} of the {w}; International Organization for {s}; {w} Airlines; International Court of {f};"
+    " International Tribunal for the {w} of the {w}; {w} Commission for {f} of the {w}; {w} Council for the {w} of {c}; Federal Office of {f}; {w} Municipality; {w} (newspaper)",
     "party": "{a} {b} of {c}; {a} {b}; {a} {b}; {a} {w} {b}; {w} {a} {b}; {w}'s {k} Party; {w} {w}; {a} {b} ({k}); {k} {a} {b};"
     " Party of {a} {w}; {a} {b} of {k} ({a}); {w}; {w} {w} (19{d}{d}); {a} {b} (19{d}{d}); {a} {b} for {k}; {a} and {a} {b};"
     " {w} {b} – {w} of {w}; {b} of {a}s and {a}s; {a} {b}/{a} {b}; {w} – {a} {b}; {k} First; {w} of {k}; {a}–{a} {b}; {l}; {b} for {w} and {w}",
@@ -1124,8 +1125,8 @@ class Names:
             if 3 <= len(w) <= 14 and split_of(w) == self.split:
                 return w[0].upper() + w[1:]
 
-    def draw(self, kind, home="", number=1):
-        """A name of a kind of TEMPLATES; `home` and `number` are shared by the answers of one question."""
+    def draw(self, kind, home="", number=1, series=None):
+        """A name of a kind of TEMPLATES, or of the template `series`; home and number are for the answers of a question."""
         r, sound = self.rng, self.rng.choices(SOUNDS, SOUND_WEIGHTS)[0]
 
         def fill(match):
@@ -1145,7 +1146,7 @@ class Names:
             return str(r.randint(1, 9) if key == "d" else r.randint(1890, 1960))
 
         while True:
-            name = re.sub(r"\{(\w+)\}", fill, template := r.choice(TEMPLATES[kind]))
+            name = re.sub(r"\{(\w+)\}", fill, template := series or r.choice(TEMPLATES[kind]))
             # "Minister of Finance" holds no made-up word, so the whole of it belongs to one split
             if (
                 kind in "fsabe"
@@ -1155,11 +1156,17 @@ class Names:
                 return name
 
     def several(self, kind, n):
-        """n different names of a kind, with one country and ascending ordinals: the answers of one question."""
-        home, number, out = self.draw("country"), self.rng.randint(1, 50), []
+        """n different names of a kind, with one country and ascending ordinals: the answers of one question.
+
+        Half of the careers are in one parliament, so that most answers differ by their ordinals alone.
+        """
+        home, number, out, series = self.draw("country"), self.rng.randint(1, 50), [], None
+        if kind == "position" and self.rng.random() < 0.5:
+            series = self.rng.choice([t for t in TEMPLATES[kind] if "{o}" in t])
         while len(out) < n:
             number += 1
-            name = self.draw(kind, home, number if kind == "position" else self.rng.randint(1, 12))
+            one = series if self.rng.random() < 0.85 else None
+            name = self.draw(kind, home, number if kind == "position" else self.rng.randint(1, 12), one)
             if name not in out:
                 out.append(name)
         return out
@@ -1180,7 +1187,7 @@ RELATIONS = {  # name: (weight, kind of subject, kind of answer, fact, question)
     "party": (5, "person", "party", "{s} is a member of the {o}", "Which political party did {s} belong to"),
     "school": (8, "person", "school", "{s} attended {o}", "Where was {s} educated"),
     "coach": (6, "club", "person", "{o} is the head coach of {s}", "Who was the head coach of the team {s}"),
-    "chair": (5, "employer", "person", "{o} is the chair of {s}", "Who was the chair of {s}"),
+    "chair": (7, "employer", "person", "{o} is the chair of {s}", "Who was the chair of {s}"),
     "government": (
         2,
         "country",

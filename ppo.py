@@ -591,11 +591,11 @@ FLAGS = {  # group: (name, type or choices, default, help); None: the help says 
         ("temperature", ABOVE, 1.0, "of the policy and of the reference, everywhere"),
     ],
     "ppo": [
-        ("iterations", COUNT, None, "rollouts in all (default: 40)"),
+        ("iterations", COUNT, None, "rollouts in all (default: 30)"),
         ("epochs", COUNT, None, "of the training questions, in place of --iterations"),
         ("batch-size", COUNT, 64, "answers of an optimizer step"),
         ("ppo-epochs", COUNT, 2, "passes over each rollout"),
-        ("lr", AMOUNT, 1e-4, "peak rate of Adam, then linear to 0"),
+        ("lr", AMOUNT, 5e-5, "peak rate of Adam, then linear to 0"),
         ("value-lr", AMOUNT, 1e-3, "of the value head; 0: that of --lr"),
         ("q-rate", AMOUNT, 0.1, "multiple of --lr for the query weights"),
         ("clip", ABOVE, 1.0, "largest gradient norm"),
@@ -653,7 +653,7 @@ def parse_args(argv=None):
             f"sign; give more than {args.num_rollouts / 5:g}"
         )
     if args.iterations is None and args.epochs is None:
-        args.iterations = 40
+        args.iterations = 30
     args.max_kl = args.max_kl or 10 * args.target
     return args
 
