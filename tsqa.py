@@ -1710,7 +1710,7 @@ def checked(flag, text):
 def draw(parts, answers, tokenizer, window):
     """A page (bytes) by spaCy's displaCy: lines of answers, then [(text, time spans)] with the times and their windows."""
     key = [{"start": 0, "end": 4, "label": "time"}, {"start": 6, "end": 12, "label": "window"}]
-    docs = [{"text": "\n".join(answers), "ents": []}, {"text": "time, window", "ents": key}]
+    docs = [{"text": "\n".join(answers), "ents": []}, {"text": f"time, window ({window} pieces)", "ents": key}]
     for text, times in parts:
         labels = [""] * len(text)  # one a character
         _, offsets = tokenizer.encode_with_offsets(text)
@@ -1724,8 +1724,9 @@ def draw(parts, answers, tokenizer, window):
             ents += [{"start": first, "end": last + 1, "label": label}] if label else []
     mark = '<mark title="{label}" style="background: {bg}">{text}</mark>'
     look = {"colors": {"time": "#ffb000", "window": "#d6e4ff"}, "template": mark}
-    page = displacy.render(docs, "ent", page=True, manual=True, jupyter=False, options=look)
-    return page.encode("ascii", "xmlcharrefreplace")  # displaCy's page names no charset
+    body = displacy.render(docs, "ent", manual=True, jupyter=False, options=look)
+    style = "font: 16px sans-serif; max-width: 46rem; margin: 1rem auto; padding: 0 1rem; background: #fff; color: #000"
+    return f'<!DOCTYPE html><meta charset="utf-8"><title>tsqa</title><body style="{style}">\n{body}</body>\n'.encode()
 
 
 def in_colour():
@@ -1758,7 +1759,9 @@ def reply(args, model, tokenizer, tagger, context, question):
     if rest < whole:
         print(f"dropped: {whole - rest} of {whole} pieces of the context; raise --max-source {c.max_source}")
     if args.html:
-        write_atomic(args.html, draw(parts, [f"{text}: {p}" for text, p in answers], tokenizer, c.time_window))
+        first, *rest = [f"{text} ({p})" for text, p in answers]
+        lines = [f"answer: {first}", f"runners-up: {'; '.join(rest) or 'none'}"]
+        write_atomic(args.html, draw(parts, lines, tokenizer, c.time_window))
 
 
 def ask(args):

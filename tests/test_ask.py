@@ -257,7 +257,7 @@ def test_an_error_at_the_keyboard_is_told(small, monkeypatch, capsys):
 
 
 class Page(html.parser.HTMLParser):
-    """Figures of a displaCy page: lists of (text, label or None)."""
+    """Parts of a page by displaCy: lists of (text, label or None)."""
 
     def __init__(self, source):
         super().__init__()
@@ -266,7 +266,7 @@ class Page(html.parser.HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
-        if tag == "figure":
+        if ("class", "entities") in attrs:
             self.figures.append([])
         if tag == "mark":
             self.label = dict(attrs)["title"]
@@ -282,11 +282,11 @@ class Page(html.parser.HTMLParser):
 def test_page_shows_times_and_what_the_window_adds(small, tmp_path, capsys, tokenizer):
     file = tmp_path / "page.html"
     lines = ask(capsys, "--model", small, "--question", QUESTION, "--context", CONTEXT, "--html", file)
-    source = file.read_bytes().decode("ascii")
+    source = file.read_text(encoding="utf-8")
     page = Page(source)
     assert "b" not in page.tags and "#ffb000" in source and "#d6e4ff" in source
     answers, key, question, context = page.figures
-    assert answers[0][0].startswith(lines[0]) and ("time", "time") in key and ("window", "window") in key
+    assert answers[0][0].startswith(f"answer: {lines[0]} (") and ("time", "time") in key and ("window", "window") in key
     assert "".join(text for text, _ in question) == f"question: {QUESTION}"
     assert "".join(text for text, _ in context) == f"context: {CONTEXT}"
     assert [text for text, label in context if label == "time"] == ["Jan, 1995", "Feb, 1998", "Mar, 1998", "May, 2001"]
