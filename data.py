@@ -61,6 +61,7 @@ class UserError(Exception):
 def run(main):
     """Calls main() and returns its result; UserError -> one line on stderr and exit status 2; Ctrl-C -> 130.
 
+    Output that nobody reads any more, as in `... | head`, ends it with 141, as a shell has it.
     Of the processes of torchrun the first alone speaks; what is no UserError is shown whoever raises it.
     """
     with contextlib.ExitStack() as silence:
@@ -73,6 +74,9 @@ def run(main):
         except UserError as e:
             print(f"error: {e}", file=sys.stderr)
             sys.exit(2)
+        except BrokenPipeError:  # whoever reads the output, `head` for one, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            sys.exit(141)
         except KeyboardInterrupt as e:
             if not e.args:  # else whoever was interrupted has said how to go on
                 print(f"\ninterrupted; start again with: {command()}", file=sys.stderr)

@@ -1122,7 +1122,7 @@ def parse_args(argv=None):
     add("--errors", type=positive, metavar="N",
         help="answers by kind, and N questions that the first system gets right and another one wrong")  # fmt: skip
     add("--plot", metavar="FILE", help="training curves of the runs, and the breakdown, as .svg or .png (matplotlib)")
-    add("--squad-v1", action="store_true", help="F1 of a right empty answer is 0, as in SQuAD 1.1 (default: 1)")
+    add("--squad-v1", action="store_true", help="F1 of a right empty answer is 0, as in SQuAD 1.1 (default: it is 1)")
     add("--out", metavar="DIR", help="folder for predictions and TRAVELER's results.json (default: each run's own one)")
     add = p.add_argument_group("TRAVELER").add_argument
     add("--traveler-dir", metavar="DIR", help="its questions from official files (default: generated)")

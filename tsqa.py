@@ -601,6 +601,8 @@ def model_dir(name):
     if Path(name).is_dir():
         check_links(Path(name))
         return Path(name)
+    if name.startswith("runs/"):  # where runs go by default: the hub is not asked for one that is not there yet
+        raise UserError(f"model {name}: no such run; make it with: python tsqa.py --stage sft --out {name}")
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name, re.ASCII):
         raise UserError(f"model {name!r}: no such directory, and no hub id either; give one such as google-t5/t5-small")
     directory, hub = cache_dir() / "hub" / name, os.environ.get("TSQA_HUB") or HUB
@@ -873,7 +875,7 @@ def pick_device(name=None):
 def autocast(device, dtype):
     """Mixed precision: bfloat16 where the chip multiplies it natively (auto), else float32 throughout."""
     if dtype == "auto":
-        fast = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
+        fast = torch.cuda.is_bf16_supported(False) if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
         dtype = "bfloat16" if fast else "float32"
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == "bfloat16")
 

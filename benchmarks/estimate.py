@@ -12,6 +12,7 @@ figures: time marks by spaCy (once, on the CPU), loading, dev scores, CUDA's own
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -56,7 +57,7 @@ def measure(f, model):
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x)
     with hooks, FlopCounterMode(display=False) as flops, Operations() as operations:
         f()
-    return torch.tensor([flops.get_total_flops(), operations.n, sum(x.nbytes() for x in kept.values())], dtype=torch.double)
+    return np.array([flops.get_total_flops(), operations.n, sum(x.nbytes() for x in kept.values())], float)
 
 
 def work(c, B, dtype, how, dropout=0.0):
@@ -70,7 +71,9 @@ def work(c, B, dtype, how, dropout=0.0):
             return measure((lambda: run().backward()) if how == "train" else run, model)
         state = model.start(ids, ids, ids, T)
         total = measure(lambda: model.start(ids, ids, ids, T), model)
-        total += T * measure(lambda: model.step(labels[:, 0], T - 1, state).argmax(-1), model)  # the last is the longest
+        total += T * measure(
+            lambda: model.step(labels[:, 0], T - 1, state).argmax(-1), model
+        )  # the last is the longest
         total[2] = sum(x.nbytes for pair in state["cross"] + state["cache"] for x in pair)
         return total
 
@@ -93,7 +96,7 @@ def rows(dtype):
         "T5-SFT; with TIAE": (sft, tsqa.PAPER["epochs"] * TRAIN / tsqa.PAPER["batch_size"], 16 * sizes["base"]),
         "PPO: TempT5; GCRL; ours": (rl, p["epochs"] * TRAIN / k, 20 * sizes["base"]),
     }
-    return {name: (x[0].item() * n, x[1].item() * n, x[2].item() + size) for name, (x, n, size) in found.items()}
+    return {name: (x[0] * n, x[1] * n, x[2] + size) for name, (x, n, size) in found.items()}
 
 
 def main():
@@ -102,10 +105,15 @@ def main():
     for gpu, (peak, dtype, memory) in GPUS.items():
         for name, (flops, operations, size) in rows(dtype).items():
             hours = max(flops / (SHARE * peak), LAUNCH * operations) / 3600
-            row = out.setdefault(name, {"row (estimates)": name, "PFLOP": f"{flops / 1e15:,.0f}"})
-            row |= {f"{gpu}: hours": f"{hours:.1f}", f"{gpu}: GB": f"{size / 1e9:.1f}" + "!" * (size > 0.9 * memory)}
+            row = out.setdefault(name, {"system": name, "PFLOP": f"{flops / 1e15:,.0f}"})
+            row |= {
+                f"{gpu}: hours": f"{hours:.2f}",
+                f"{gpu}: GB": f"{size / 1e9:.1f}" + ("!" if size > 0.9 * memory else ""),
+            }
     print(table(list(out.values())))
-    print(f"ESTIMATES at {100 * SHARE:.0f} % of the peak and {1e6 * LAUNCH:.0f} us an operation; !: too much for the GPU")
+    print(
+        f"ESTIMATES at {100 * SHARE:.0f} % of the peak and {1e6 * LAUNCH:.0f} us an operation; !: too much for the GPU"
+    )
 
 
 if __name__ == "__main__":

@@ -98,6 +98,15 @@ def test_run_prints_no_traceback(tmp_path):
     assert out.stderr.count("\n") == 1
 
 
+def test_run_ends_quietly_when_nobody_reads():
+    code = "import data; data.run(lambda: [print('x' * 10000, flush=True) for _ in range(100)])"
+    env = {**os.environ, "PYTHONPATH": str(Path(data.__file__).parent)}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, env=env) as process:
+        process.stdout.read(1)
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 141)
+
+
 def test_write_atomic(tmp_path, monkeypatch):
     path = tmp_path / "new" / "a.txt"
     data.write_atomic(path, "é\n")
