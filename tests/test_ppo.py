@@ -616,6 +616,9 @@ def test_the_loop_hands_the_update_what_it_should(small, tmp_path, fake, monkeyp
         texts = [tokenizer.decode(row) for row in b["ids"].tolist()]
         scores = torch.tensor([min(len(x), 40) / 20 - 1 if e else -2.0 for x, e in zip(texts, ended, strict=True)])
         assert rows[step]["reward"] == pytest.approx(scores.mean().item(), abs=1e-5) and 0 < sum(ended) < len(ended)
+        groups = scores.view(-1, args.samples)
+        others = (groups.sum(1, keepdim=True) - groups) / (args.samples - 1)
+        scores = (groups - others).view(-1)  # less the mean of the other answers to the question
         rewards = ppo.kl_rewards(scores, b["logp"], b["ref_logp"], b["mask"], rows[step]["beta"])
         advantages, returns = ppo.gae(rewards, b["values"], b["mask"], 0.9, 0.95)
         assert torch.allclose(b["returns"], returns, atol=1e-5)
