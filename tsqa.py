@@ -1407,9 +1407,8 @@ class Curriculum:
 
     def update(self, part, accuracy):
         targets = {"copy": (0.9, 30, 4), "dates": (0.9, 4, 1), "match": (0.9, 12, 1), "prose": (0.85, 10, 1)}
+        targets["events"] = (0.85, 60, 1 + self.size[part] // 4)
         bar, most, more = targets.get(part, (0.85, 20, 1))
-        if part == "events":
-            bar, most, more = 0.85, 60, 1 + self.size[part] // 4
         self.score[part] += 0.05 * (accuracy - self.score[part])
         if self.score[part] > bar and self.size[part] < most:
             self.size[part] = min(most, self.size[part] + more)
@@ -1503,7 +1502,8 @@ def pretrain(args):
     groups = parameter_groups(named, {"q.weight": args.q_rate, "rel_bias.weight": 10.0})
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), weight_decay=args.weight_decay, fused=True)
     seen = {}  # figures since the last line of metrics.jsonl
-    if args.start == "tiny":
+    earlier = None  # a state resumed from holds all that --start gave it
+    if args.start == "tiny" and not state:
         model.load_state_dict(T5.from_pretrained("tiny").state_dict())
     elif args.start and not state:
         earlier = read_trainer(args.start, "--start takes the directory of a run of --stage pretrain")
@@ -1512,7 +1512,7 @@ def pretrain(args):
         restore(out, state, model=model, heads=heads, optimizer=optimizer)
         vars(curriculum).update(state["curriculum"])
         step, seen = state["step"], state.get("seen", {})
-    elif args.start not in (None, "tiny"):
+    elif earlier:
         restore(Path(args.start), earlier, model=model, heads=heads, optimizer=optimizer)
         if curriculum.size.keys() == earlier["curriculum"]["size"].keys():
             vars(curriculum).update(earlier["curriculum"] | {"skip": args.skip})
