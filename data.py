@@ -584,24 +584,28 @@ def find_data(data_dir, name, split, fetch=True):
 # ---- passages and batches
 
 
+PASSAGES = ("relevant", "words", "first")
+
+
 def select_passages(question, context, budget, count, keep="relevant"):
     """
     Shortens `context` to at most `budget` pieces; count(text) -> pieces, called about once per passage. Passages are
     sentences, cut at 60 words. keep: `relevant` = those that share most words and times with the question, in their own
-    order; `first` = the beginning. Ours: the source is silent on long contexts.
+    order; `words` = the same, each by its words alone, where no sentence needs its neighbours (TRAVELER's events);
+    `first` = the beginning. Ours: the source is silent on long contexts.
     """
-    if keep not in ("relevant", "first"):
-        raise UserError(f"unknown choice {keep!r} of passages; expected 'relevant' or 'first'")
+    if keep not in PASSAGES:
+        raise UserError(f"unknown choice {keep!r} of passages; expected {', '.join(PASSAGES)}")
     if count(context) <= budget:
         return context
     words = [s.split() for s in SENTENCE.split(context)]
     passages = [" ".join(w[i : i + 60]) for w in words for i in range(0, len(w), 60)]
     sizes = [count(p) for p in passages]
-    if keep == "relevant":
-        scores = _relevance(question, passages)
-        order = sorted(range(len(passages)), key=lambda i: -scores[i])
-    else:
+    if keep == "first":
         order = range(len(passages))
+    else:
+        scores = (_relevance if keep == "relevant" else shared_words)(question, passages)
+        order = sorted(range(len(passages)), key=lambda i: -scores[i])
     kept, left = set(), budget
     for i in order:
         if sizes[i] <= left:
@@ -619,16 +623,20 @@ def select_passages(question, context, budget, count, keep="relevant"):
     return " ".join(passages[i] for i in sorted(kept) if passages[i]) or context
 
 
-def _relevance(question, passages):
-    """One score per passage; the weights were chosen on TimeQA's train files (gold kept in 512 pieces)."""
+def shared_words(question, passages):
+    """One score per passage: the words that it shares with the question, no numbers; rare words count more."""
     bags = [set(re.findall(r"\w+", p.lower())) for p in passages]
     frequency, n = Counter(w for bag in bags for w in bag), len(passages)
     wanted = {w for w in re.findall(r"\w+", question.lower()) if not w.isdigit() and not STOP_WORDS.fullmatch(w)}
-    time = question_time(question)
+    return [sum(math.log(1 + n / frequency[w]) for w in sorted(wanted & bag)) for bag in bags]
+
+
+def _relevance(question, passages):
+    """One score per passage; the weights were chosen on TimeQA's train files (gold kept in 512 pieces)."""
+    time, n = question_time(question), len(passages)
     first, last = (time[0] // 12, time[1] // 12) if time else (0, 0)
     scores = []
-    for bag, passage in zip(bags, passages, strict=True):
-        score = sum(math.log(1 + n / frequency[w]) for w in wanted & bag)  # rare words count more
+    for score, passage in zip(shared_words(question, passages), passages, strict=True):
         years = [int(y) for y in re.findall(r"\b(\d{3,4})s?\b", passage)] if time else []
         if any(first <= y <= last for y in years):
             score += 5 + 4 * len({first, last} & set(years))

@@ -607,14 +607,18 @@ def traveler_training_question(rng, category, length):
 
 
 def traveler_task(rng, tokenizer, length):
-    """A question to train on with labels on the pieces of its events (`data.Task`), in the form of stage 1.
+    """A question to train on with labels on the pieces of its events (`data.Task`), in the form of stage 1: the
+    `length` events that share most words with the question, of up to nine times as many.
 
     named: the event is of the type and place asked about (and of the subject, unless the question is who). dates: the
     event is before, in or after the period. facts: it counts; of a vague question: people would say yes of it alone.
     golds: its subject (who) or its time (when) is in the answer.
     """
     category = rng.choice(("explicit", "implicit", "implicit", "vague"))  # implicit has the most kinds of questions
-    q, task = traveler_training_question(rng, category, length), data.Task(tokenizer)
+    q, task = traveler_training_question(rng, category, rng.randint(length, min(99, 9 * length))), data.Task(tokenizer)
+    example = traveler_example(q)
+    scores = data.shared_words(example.question, list(map(sentence, q.events)))
+    kept = sorted(range(len(q.events)), key=lambda i: -scores[i])[:length]  # as --passages words leaves them
     period = "" if category == "vague" else prefix(q.expression, q.now)
     named = lambda e: (e.type, e.location) == (q.type, q.location) and (q.template == "who" or e.subject == q.subject)
     hits = [e for e in q.events if named(e) and stamp(e.time).startswith(period)]
@@ -633,9 +637,8 @@ def traveler_task(rng, tokenizer, length):
             return data.marked(text, golds=int(e in hits and (q.template == "who" or e.time == last)))
         return text
 
-    example = traveler_example(q)
     task.put(f"question: {example.question}")
-    task.put("context: " + " ".join(sentence(e, mark) for e in q.events))
+    task.put("context: " + " ".join(sentence(q.events[i], mark) for i in sorted(kept)))
     task.target = tokenizer.pieces(example.answers[0])
     return task
 

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from data import EOS, UNK, FactIndex, Help, TimeTagger, UserError, negatives, number, run
+from data import EOS, PASSAGES, UNK, FactIndex, Help, TimeTagger, UserError, negatives, number, run
 from evaluate import BENCHES, exact_match, load_bench, normalize
 from reward import MARGIN, AnswerEncoder, TripletReward, em_reward
 from tsqa import (
@@ -572,7 +572,7 @@ FLAGS = {  # group: (name, type or choices, default, help); None: the help says 
         ("setting", ("reason", "obqa", "mix"), None, "facts, free text, or (mini) both"),
         ("data-dir", str, None, "folder of the official files"),
         ("skip-bad", bool, False, "leave out wrong lines of data files, and count them (default: stop)"),
-        ("passages", ("relevant", "first"), None, "what is kept of a text that is too long"),
+        ("passages", PASSAGES, None, "what is kept of a text that is too long"),
         ("n-train", COUNT, None, "training questions (default: all; mini: 6000)"),
         ("n-dev", COUNT, None, "dev questions (default: all; mini: 300)"),
     ],

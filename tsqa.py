@@ -48,6 +48,7 @@ from data import (
     LABELS,
     MONTHS,
     PAD,
+    PASSAGES,
     Help,
     Names,
     TimeTagger,
@@ -186,6 +187,21 @@ class Attention(nn.Module):
         y = attend_plain(q, k, v, bias, mask, p) if plain else Attend.apply(q, k, v, bias, mask)
         return self.o(y.transpose(1, 2).flatten(2))
 
+    def look_up(self, x, memory, mask):
+        """Attention of one decoder step to the encoded source, without keys and values of the source.
+
+        x (B K, 1, D), K rows to each source, memory (B, S, D), mask (B, 1, 1, S) or None -> (B K, 1, D)
+        q . (W_k m) = (W_k' q) . m, and sum p (W_v m) = W_v (sum p m): the source itself is read, once for all heads and
+        for all rows that share it. `forward` with keys and values is the same formula.
+        """
+        B, H, D = len(memory), self.heads, memory.shape[2]
+        split = lambda linear: linear.weight.unflatten(0, (H, -1))  # (H, d_kv, D)
+        q = torch.matmul(self.q(x[:, 0]).unflatten(1, (H, -1)).transpose(0, 1), split(self.k))  # (H, B K, D)
+        scores = q.transpose(0, 1).reshape(B, -1, D) @ memory.transpose(1, 2)  # (B, K H, S)
+        p = torch.softmax(scores if mask is None else scores + mask[:, 0], dim=-1).to(memory.dtype)
+        y = (p @ memory).view(-1, H, D).transpose(0, 1) @ split(self.v).transpose(1, 2)  # (H, B K, d_kv)
+        return self.o(y.transpose(0, 1).flatten(1))[:, None]
+
 
 class FeedForward(nn.Module):
     def __init__(self, c):
@@ -215,7 +231,8 @@ class Block(nn.Module):
         self.drop = nn.Dropout(c.dropout_rate)
 
     def forward(self, x, bias, mask=None, cross=None, cross_mask=None, cache=None):
-        """x (B, T, D); cross: (keys, values) of the encoded source; cache: (keys, values, t) grown in place at t"""
+        """x (B, T, D); cross: (keys, values) of the encoded source, or in a decoding step the encoded source;
+        cache: (keys, values, t) grown in place at t"""
         attn = self.self_attn
         q, k, v = attn.project(self.self_norm(x), attn.q, attn.k, attn.v)
         if cache is not None:
@@ -223,7 +240,9 @@ class Block(nn.Module):
             keys[:, :, t : t + 1], values[:, :, t : t + 1] = k, v
             k, v = keys[:, :, : t + 1], values[:, :, : t + 1]
         x = x + self.drop(attn(q, k, v, bias, mask))
-        if cross is not None:
+        if cache is not None:
+            x = x + self.cross_attn.look_up(self.cross_norm(x), cross, cross_mask)
+        elif cross is not None:
             attn = self.cross_attn
             (q,) = attn.project(self.cross_norm(x), attn.q)
             x = x + self.drop(attn(q, *cross, q.new_zeros(1, 1, 1, 1), cross_mask))  # no position bias here
@@ -326,7 +345,7 @@ class T5(nn.Module):
             bias, mask, cross_mask = (t if t is None else t.to(dtype) for t in (bias, mask, cross_mask))
         x = stack.drop(x)
         for i, block in enumerate(stack.blocks):
-            x = block(x, bias, mask, cross and cross[i], cross_mask, cache and cache[i])
+            x = block(x, bias, mask, cross if cross is None else cross[i], cross_mask, cache and cache[i])
             if taps is not None:
                 taps.append(x)
         return stack.drop(stack.final_norm(x))
@@ -384,23 +403,22 @@ class T5(nn.Module):
         write_safetensors(Path(directory) / "model.safetensors", weights, dtype)
 
     def start(self, input_ids, attention_mask, time_marks, n, copies=1, allowed=None):
-        """What `step` needs to decode n tokens: the source is encoded once, then each row is repeated `copies` times."""
-        memory, mask = self.encode(input_ids, attention_mask, time_marks), padding_bias(attention_mask)
-        cross = [[x.repeat_interleave(copies, 0) for x in kv] for kv in self.cross_keys(memory)]
-        B, H, _, d = cross[0][0].shape
+        """What `step` needs to decode n tokens, `copies` rows to each source, which is encoded once."""
+        memory = self.encode(input_ids, attention_mask, time_marks)
+        c, B = self.config, len(input_ids) * copies
         return {
             "bias": self.decoder.position_bias(n, n, memory.device),  # (1, H, n, n): one row of it a step
-            "mask": None if mask is None else mask.repeat_interleave(copies, 0),
-            "cross": cross,
-            "cache": [[x.new_empty(B, H, n, d) for x in kv] for kv in cross],
+            "mask": padding_bias(attention_mask),
+            "memory": memory,
+            "cache": [[memory.new_empty(B, c.num_heads, n, c.d_kv) for _ in "kv"] for _ in self.decoder.blocks],
             "allowed": allowed,
         }
 
     def step(self, ids, t, state):
         """ids (B,): decoder input at position t -> logits (B, V) of the token that follows; fills the cache at t"""
         bias, cache = state["bias"][:, :, t : t + 1, : t + 1], [(*kv, t) for kv in state["cache"]]
-        x = self.shared(ids)[:, None]  # (B, 1, D)
-        logits = self.logits(self.run(self.decoder, x, bias, None, state["cross"], state["mask"], cache)[:, 0])
+        x, memory = self.shared(ids)[:, None], [state["memory"]] * len(cache)  # (B, 1, D)
+        logits = self.logits(self.run(self.decoder, x, bias, None, memory, state["mask"], cache)[:, 0])
         return logits if state["allowed"] is None else logits.masked_fill(~state["allowed"], -math.inf)
 
     @torch.no_grad()
@@ -429,8 +447,9 @@ class T5(nn.Module):
                 out = out if all_beams else out[:, 0]
                 out = out[..., : ((out == EOS).cumsum(-1) == 0).sum(-1).max() + 1]
                 return (out, scores) if all_beams else out
-            rows = torch.arange(len(input_ids) * copies, device=input_ids.device)  # those that have not ended
+            rows = torch.arange(len(input_ids) * copies, device=input_ids.device)  # those whose source has not ended
             ids, out = torch.full_like(rows, PAD), rows.new_zeros(len(rows), max_new_tokens)
+            ended = rows < 0
             if do_sample and uniform is None:
                 uniform = torch.rand(out.shape, dtype=torch.float64, device=out.device)
             for t in range(max_new_tokens):
@@ -440,12 +459,14 @@ class T5(nn.Module):
                     ids = torch.searchsorted(p, uniform[rows, t, None] * p[:, -1:], right=True)[:, 0]
                 else:
                     ids = logits.argmax(-1)
-                out[rows, t] = ids
-                go = ids != EOS
+                out[rows, t] = ids = ids.masked_fill(ended[rows], PAD)
+                ended[rows] |= ids == EOS
+                go = ~ended[rows].view(-1, copies).all(1)  # all answers to a source end before their rows are dropped
                 if not go.any():
                     break
                 if not go.all():
-                    rows, ids, state = rows[go], ids[go], select(state, go, go)
+                    on = go.repeat_interleave(copies)
+                    rows, ids, state = rows[on], ids[on], select(state, go, on)
             return out[:, : t + 1]
         finally:
             self.train(training)
@@ -484,18 +505,18 @@ class T5(nn.Module):
             if not go.any():
                 break
             source = torch.arange(len(rows), device=rows.device)[:, None] * K + beam  # (b, K) rows of the cache
-            state = select(state, go.repeat_interleave(K), source[go].flatten())
+            state = select(state, go, source[go].flatten())
             rows, seqs, scores, done, done_scores = (x[go] for x in (rows, seqs, scores, done, done_scores))
             ids = ids[go].flatten()
         return out, best
 
 
 def select(state, keep, source):
-    """A decoding state with only the rows to keep (bool); source: where the cache of each of them lies"""
-    cross, mask = state["cross"], state["mask"]
+    """A decoding state with only the sources to keep (B,) of bool; source: where the cache of each row that goes on lies"""
+    memory, mask = state["memory"], state["mask"]
     if not keep.all():
-        cross, mask = [[x[keep] for x in kv] for kv in cross], mask if mask is None else mask[keep]
-    return state | {"cross": cross, "mask": mask, "cache": [[x[source] for x in kv] for kv in state["cache"]]}
+        memory, mask = memory[keep], mask if mask is None else mask[keep]
+    return state | {"memory": memory, "mask": mask, "cache": [[x[source] for x in kv] for kv in state["cache"]]}
 
 
 def shift_right(labels):
@@ -1407,7 +1428,7 @@ class Curriculum:
 
     def update(self, part, accuracy):
         targets = {"copy": (0.9, 30, 4), "dates": (0.9, 4, 1), "match": (0.9, 12, 1), "prose": (0.85, 10, 1)}
-        targets["events"] = (0.85, 60, 1 + self.size[part] // 4)
+        targets["events"] = (0.85, 12, 1)
         bar, most, more = targets.get(part, (0.85, 20, 1))
         self.score[part] += 0.05 * (accuracy - self.score[part])
         if self.score[part] > bar and self.size[part] < most:
@@ -1568,6 +1589,7 @@ def pretrain(args):
 
 PAPER = {"lr": 5e-6, "batch_size": 8, "epochs": 6, "window": 10, "tagger": "ner", "warmup": 0, "max_source": 512}
 PAPER |= {"dropout": 0.1, "q_rate": 1.0}  # the paper gives none: T5's own dropout, plain AdamW
+EVENTS = {"max_source": 320, "passages": "words"}  # of --data traveler: some 10 of up to 100 events
 STAGES = {  # defaults of each, where they differ from those in the help; None: as the model was trained
     "sft": {},
     "pretrain": {"lr": 1e-3, "warmup": 100, "log_every": 100, "out": "runs/pretrain"},
@@ -1623,8 +1645,8 @@ def parse_args(argv=None):
     add("--window", type=whole(0, 10**6), default=10, help="L of (5): pieces marked on each side of a time")
     add("--tagger", choices=choice, default="rules", help="finder of time expressions")
     add("--spacy-model", metavar="NAME", default="en_core_web_sm", help="of --tagger ner and both")
-    add("--passages", choices=("relevant", "first"), default="relevant", help="what is kept of a text that is too long")
-    add("--max-source", type=whole(32, 10**6), default=1024, help="pieces of question and context")
+    add("--passages", choices=PASSAGES, default="relevant", help="kept of a long text (traveler: words)")
+    add("--max-source", type=whole(32, 10**6), default=1024, help="pieces of question and context (traveler: 320)")
     add("--max-target", type=whole(2, 10**4), default=64, help="pieces of an answer")
     add = group("data (sft)")
     add("--data", choices=BENCHES, default="mini", metavar="NAME", help=", ".join(BENCHES))
@@ -1676,7 +1698,8 @@ def parse_args(argv=None):
         if stage not in used[name]:
             where = " or ".join(used[name])
             raise UserError(f"--{name.replace('_', '-')} is for --stage {where}; leave it out of --stage {stage}")
-    args = argparse.Namespace(**defaults | (PAPER if "paper" in told else {}) | STAGES[stage] | told)
+    events = EVENTS if told.get("data") == "traveler" else {}
+    args = argparse.Namespace(**defaults | (PAPER if "paper" in told else {}) | STAGES[stage] | events | told)
     mini = args.data.startswith("mini")
     args.setting = args.setting or ("mix" if mini else "reason")
     args.n_train, args.n_dev = args.n_train or (5000 if mini else None), args.n_dev or (300 if mini else None)

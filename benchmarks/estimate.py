@@ -74,7 +74,7 @@ def work(c, B, dtype, how, dropout=0.0):
         total += T * measure(
             lambda: model.step(labels[:, 0], T - 1, state).argmax(-1), model
         )  # the last is the longest
-        total[2] = sum(x.nbytes for pair in state["cross"] + state["cache"] for x in pair)
+        total[2] = state["memory"].nbytes + sum(x.nbytes for pair in state["cache"] for x in pair)
         return total
 
 

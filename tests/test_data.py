@@ -625,7 +625,7 @@ def test_times_rank_passages(when, first, second):
 
 
 def test_short_contexts_are_left_alone():
-    for keep in ("relevant", "first"):
+    for keep in data.PASSAGES:
         assert data.select_passages(QUESTION, " a \n b ", 2, words, keep) == " a \n b "
     with pytest.raises(UserError, match="best"):
         data.select_passages(QUESTION, "a b", 2, words, keep="best")
@@ -639,7 +639,19 @@ def test_budget_holds(budget, context):
     assert data.select_passages(QUESTION, "x" * 999, 5, len) == "x" * 999  # one word: nothing to choose
 
 
-@pytest.mark.parametrize("keep", ["relevant", "first"])
+def test_words_choose_each_passage_by_itself():
+    """Neither its neighbours nor its place nor the year of the question count; of equals the first stay."""
+    question = "Today is the 2023-05-02 15:27. Did Ria watch a film in the living room last month?"
+    right = [f"On April {d}, 2019, Ria watched a film in the living room." for d in (1, 2)]
+    half = "On May 2, 2023, Ria read a book in the living room."
+    wrong = "On May 2, 2023, Tom ate risotto in the kitchen."
+    context = " ".join([wrong, wrong, half, wrong, wrong, right[0], wrong, wrong, right[1]])
+    assert data.select_passages(question, context, 24, words, "words") == " ".join(right)
+    assert data.select_passages(question, context, 36, words, "words") == " ".join([half, *right])
+    assert data.select_passages(question, context, 13, words, "words") == right[0]
+
+
+@pytest.mark.parametrize("keep", data.PASSAGES)
 def test_count_is_called_once_per_passage(keep):
     calls = [0, 0]
 

@@ -337,7 +337,7 @@ def test_events_are_taught_alone_and_grow():
     for _ in range(2000):
         c.update("events", 0.9)
         sizes += [c.size["events"]] * (c.size["events"] > sizes[-1])
-    assert sizes[:4] == [4, 6, 8, 11] and sizes[-1] == 60
+    assert sizes[:4] == [4, 5, 6, 7] and sizes[-1] == 12
 
 
 def test_heads_that_look_back_and_digits_in_order(tokenizer):
