@@ -39,6 +39,7 @@ from data import MONTHS, SENTENCE, UserError, normalize, number, table
 
 positive = number(int, 1, 10**9)
 MAX_ANSWER = 48  # pieces of a model's answer, its end among them
+GENERATED = ("mini", "mini-x2", "traveler")
 BENCHES = ("mini", "mini-x2", "tempreason-l2", "tempreason-l3", "timeqa-easy", "timeqa-hard", "traveler")
 
 

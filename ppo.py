@@ -25,7 +25,7 @@ from torch import nn
 from tqdm import tqdm
 
 from data import EOS, PASSAGES, UNK, FactIndex, Help, TimeTagger, UserError, negatives, number, run
-from evaluate import BENCHES, exact_match, load_bench, normalize
+from evaluate import BENCHES, GENERATED, exact_match, load_bench, normalize
 from reward import MARGIN, AnswerEncoder, TripletReward, em_reward
 from tsqa import (
     add_up,
@@ -112,6 +112,17 @@ def above_the_others(scores, k):
         return scores
     group = scores.view(-1, k)
     return (group - (group.sum(1, keepdim=True) - group) / (k - 1)).view(-1)
+
+
+def most_contrast(scores, k, n):
+    """Scores (B,) of k answers to each question in turn -> the n questions whose answers differ most, in their order.
+
+    Where all answers score alike, `above_the_others` is 0 and there is nothing to learn: dynamic sampling, as in DAPO
+    (Yu et al. 2025, https://arxiv.org/abs/2503.14476).
+    """
+    group = scores.view(-1, k)
+    spread = group.max(1).values - group.min(1).values
+    return sorted(spread.argsort(descending=True, stable=True)[:n].tolist())
 
 
 def gae(rewards, values, mask, gamma, lam):
@@ -298,7 +309,10 @@ def answer_kind(prediction, golds, known, ended):
 
 
 def rollout_figures(batch, predictions, kinds, scores):
-    """What a rollout looks like, for metrics.jsonl: KL in nats a whole answer, shares in [0, 1]."""
+    """What a rollout looks like, for metrics.jsonl: KL in nats a whole answer, shares in [0, 1].
+
+    predictions, kinds, scores: of all answers sampled; batch: of those that are learned from.
+    """
     mask, count = batch["mask"], Counter(kinds)
     figures = {
         "reward": scores.mean(),
@@ -426,9 +440,11 @@ def ppo(args):
         inherit(args, told, t5.config)
         out, state = open_run(args)
         tagger = None if args.no_time else TimeTagger(args.tagger, args.spacy_model)
+        # generated questions are new ones: to those of stage 1 most answers are right, which leaves little to compare
+        new = f"ppo {args.seed}" if args.data in GENERATED else args.seed
         train, dev = (
-            load_bench(args.data, args.setting, split, args.data_dir, n, args.seed, args.skip_bad)
-            for split, n in (("train", args.n_train), ("dev", args.n_dev))
+            load_bench(args.data, args.setting, split, args.data_dir, n, seed, args.skip_bad)
+            for split, n, seed in (("train", args.n_train, new), ("dev", args.n_dev, args.seed))
         )
     (rank, _), device, k, t5.config.time_window = ranks(), t5.shared.weight.device, args.samples, args.window
     with together():
@@ -483,19 +499,21 @@ def ppo(args):
             saved = save()
         while step < iterations:
             # 1. questions, and answers sampled from the policy
-            index = draw(len(train), args.num_rollouts // k, step, args.seed)
+            index = draw(len(train), args.num_rollouts // k * args.oversample, step, args.seed)
             rows, asked = [sources[i] for i in index], [i for i in index for _ in range(k)]
             ids = sample(t5, rows, allowed, args, generator(args.seed, "sample", step))
-            batch = {"ids": ids, "mask": action_mask(ids)}
-            # 2. log-probabilities, reference and values: one teacher-forced forward on the stored ids
-            batch |= teacher_forced(policy, ref, rows, ids, allowed, args)
-            # 3. scores of whole answers
+            # 2. scores of whole answers, and the questions to learn from
             predictions, ended = [tokenizer.decode(row) for row in ids.tolist()], (ids == EOS).any(1).tolist()
             golds, (wrong, known) = [train[i].answers for i in asked], zip(*map(look_up, asked), strict=True)
             scores = reward(predictions, golds, wrong, ended).to(device)
             kinds = list(map(answer_kind, predictions, golds, known, ended))
+            kept = most_contrast(scores, k, args.num_rollouts // k)
+            rows, at = [rows[i] for i in kept], answers_of(kept, k, device)
+            # 3. log-probabilities, reference and values: one teacher-forced forward on the stored ids
+            batch = {"ids": ids[at], "mask": action_mask(ids[at])}
+            batch |= teacher_forced(policy, ref, rows, batch["ids"], allowed, args)
             # 4. rewards: the KL penalty at every piece, the score at the last one
-            rewards = kl_rewards(above_the_others(scores, k), batch["logp"], batch["ref_logp"], batch["mask"], kl.value)
+            rewards = kl_rewards(above_the_others(scores[at], k), batch["logp"], batch["ref_logp"], batch["mask"], kl.value)
             # 5. returns from the advantages as they are, then the advantages whitened over the rollout
             advantages, batch["returns"] = gae(rewards, batch["values"], batch["mask"], args.gamma, args.lam)
             batch["advantages"] = masked_whiten(advantages, batch["mask"])
@@ -511,7 +529,7 @@ def ppo(args):
             worst = sum(float(sum(figures.values())) for figures in steps)  # no number if any of them is none
             check_loss(worst, f"rollout {step + 1}", [train[i].id for i in index], out)
             # 7. the KL coefficient, once
-            kl.update(figures["kl"], len(ids))
+            kl.update(figures["kl"], len(at))
             step += 1
             log_metrics(out, step=step, **figures, **update_figures(steps), lr=optimizer.param_groups[0]["lr"])
             bar.update()
@@ -540,7 +558,7 @@ def ppo(args):
 PAPER = {  # Table 6 and section 4.1; the paper gives no learning rate for this stage: that of stage 1
     "num_rollouts": 256, "chunk_size": 12, "ppo_epochs": 4, "init_kl_coef": 0.05, "target": 6.0, "horizon": 10000,
     "gamma": 0.99, "lam": 0.95, "cliprange": 0.2, "cliprange_value": 0.2, "vf_coef": 1.0,
-    "batch_size": 16, "epochs": 10, "samples": 1, "window": 10, "tagger": "ner",
+    "batch_size": 16, "epochs": 10, "samples": 1, "oversample": 1, "window": 10, "tagger": "ner",
     "lr": 5e-6, "value_lr": None, "q_rate": 1.0,
 }  # fmt: skip
 EXAMPLES = """examples:
@@ -586,6 +604,7 @@ FLAGS = {  # group: (name, type or choices, default, help); None: the help says 
     "rollout": [
         ("num-rollouts", COUNT, 256, "answers sampled between updates"),
         ("samples", COUNT, 4, "answers to each question of a rollout"),
+        ("oversample", COUNT, 4, "questions sampled for each that is learned from: answers that differ"),
         ("chunk-size", COUNT, 8, "questions of one forward pass"),
         ("max-new-tokens", PIECES, 32, "pieces of an answer, EOS included; a longer one is cut and scores -2"),
         ("temperature", ABOVE, 1.0, "of the policy and of the reference, everywhere"),

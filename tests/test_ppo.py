@@ -115,6 +115,13 @@ def test_baseline_of_the_other_answers_to_the_same_question():
     assert not ppo.above_the_others(torch.tensor([2.0, 2.0, -1.0, -1.0]), 2).any()  # all alike: nothing to learn
 
 
+def test_questions_whose_answers_differ_most_are_learned_from():
+    scores = torch.tensor([1.0, 1.0, 0.0, 2.0, 5.0, 5.0, 3.0, 0.0, 1.0, 2.0, 2.0, 1.0])
+    assert ppo.most_contrast(scores, 2, 2) == [1, 3] and ppo.most_contrast(scores, 3, 1) == [1]
+    assert ppo.most_contrast(scores, 2, 3) == [1, 3, 4]  # of equals the first
+    assert ppo.most_contrast(scores, 2, 6) == list(range(6)) and ppo.most_contrast(scores, 1, 3) == [0, 1, 2]
+
+
 def test_action_mask_by_hand():
     rows = [[7, 8, 1, 0], [1, 0, 0, 0], [7, 8, 9, 9], [0, 7, 1, 0], [7, 1, 5, 1], [1, 1, 1, 1]]
     want = [[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]]
@@ -590,18 +597,20 @@ def test_a_run_writes_what_it_should(small, tmp_path, fake, capsys):
 
 
 def test_the_loop_hands_the_update_what_it_should(small, tmp_path, fake, monkeypatch):
-    """Score and KL, returns before whitening, whitening over the rollout; all of it recomputed from the stored ids."""
-    seen, streams = [], []
+    """Which answers are learned from, their score and KL, returns before whitening, whitening over the rollout; all of it
+    recomputed from the sampled ids."""
+    seen, streams, drawn = [], [], []
 
     def spy(policy, optimizer, rows, batch, allowed, args, g):
         streams.append(g.initial_seed())
         lrs = [group["lr"] for group in optimizer.param_groups]
-        seen.append(({k: v.clone() for k, v in batch.items()}, lrs, optimizer.param_groups[0]["eps"]))
+        seen.append(({k: v.clone() for k, v in batch.items()}, lrs, optimizer.param_groups[0]["eps"], rows))
         return update(policy, optimizer, rows, batch, allowed, args, g)
 
     def spy_too(t5, rows, allowed, args, g):
         streams.append(g.initial_seed())
-        return sample(t5, rows, allowed, args, g)
+        drawn.append((rows, ids := sample(t5, rows, allowed, args, g)))
+        return ids
 
     update, sample = ppo.update, ppo.sample
     monkeypatch.setattr(ppo, "update", spy)
@@ -611,12 +620,16 @@ def test_the_loop_hands_the_update_what_it_should(small, tmp_path, fake, monkeyp
     )
     ppo.ppo(args)
     rows, tokenizer = [r for r in metrics(args.out) if "kl" in r], Tokenizer(small)
-    for step, (b, lrs, eps) in enumerate(seen):
-        ended = (b["ids"] == EOS).any(1).tolist()
-        texts = [tokenizer.decode(row) for row in b["ids"].tolist()]
+    for step, (b, lrs, eps, asked) in enumerate(seen):
+        sources, ids = drawn[step]
+        ended = (ids == EOS).any(1).tolist()
+        texts = [tokenizer.decode(row) for row in ids.tolist()]
         scores = torch.tensor([min(len(x), 40) / 20 - 1 if e else -2.0 for x, e in zip(texts, ended, strict=True)])
         assert rows[step]["reward"] == pytest.approx(scores.mean().item(), abs=1e-5) and 0 < sum(ended) < len(ended)
-        groups = scores.view(-1, args.samples)
+        kept = ppo.most_contrast(scores, args.samples, args.num_rollouts // args.samples)
+        assert asked == [sources[i] for i in kept] and len(sources) == 4 * len(kept)
+        groups = scores.view(-1, args.samples)[kept]
+        assert torch.equal(b["ids"], ids.view(len(sources), args.samples, -1)[kept].flatten(0, 1))
         others = (groups.sum(1, keepdim=True) - groups) / (args.samples - 1)
         scores = (groups - others).view(-1)  # less the mean of the other answers to the question
         rewards = ppo.kl_rewards(scores, b["logp"], b["ref_logp"], b["mask"], rows[step]["beta"])
