@@ -513,7 +513,8 @@ def ppo(args):
             batch = {"ids": ids[at], "mask": action_mask(ids[at])}
             batch |= teacher_forced(policy, ref, rows, batch["ids"], allowed, args)
             # 4. rewards: the KL penalty at every piece, the score at the last one
-            rewards = kl_rewards(above_the_others(scores[at], k), batch["logp"], batch["ref_logp"], batch["mask"], kl.value)
+            contrast = above_the_others(scores[at], k)
+            rewards = kl_rewards(contrast, batch["logp"], batch["ref_logp"], batch["mask"], kl.value)
             # 5. returns from the advantages as they are, then the advantages whitened over the rollout
             advantages, batch["returns"] = gae(rewards, batch["values"], batch["mask"], args.gamma, args.lam)
             batch["advantages"] = masked_whiten(advantages, batch["mask"])

@@ -438,6 +438,9 @@ def test_sampling_depends_on_its_own_stream_alone(small):
     a, b, c = (World(small, arguments(), seed=s).ids for s in (1, 1, 2))
     torch.manual_seed(5)
     assert torch.equal(a, b) and not torch.equal(a[:, :3], c[:, :3])
+    args = arguments()
+    for args.chunk_size in (1, 2):  # an answer does not depend on the others of its chunk
+        assert torch.equal(World(small, args, seed=1).ids, a)
 
 
 def test_value_head_starts_at_zero_and_is_float32(small):
@@ -468,6 +471,7 @@ def test_gradient_of_a_minibatch_does_not_depend_on_its_parts(small):
         w = World(small, arguments())
         w.args.chunk_size = chunk
         figures = ppo.minibatch_gradients(w.policy, w.rows, [3, 0, 5, 1], w.batch, w.allowed, w.args)
+        assert figures["ratio_mean"].item() == pytest.approx(1, abs=1e-5)  # a mean over these questions, not over all
         grads.append([p.grad for p in w.policy.parameters()] + [figures["vf_loss"], figures["ratio_max"]])
     assert all(torch.allclose(x, y, atol=1e-5) for x, y in zip(*grads, strict=True))
 
