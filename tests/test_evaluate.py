@@ -125,8 +125,14 @@ def test_interval_agrees_with_the_normal_one():
     assert ev.bootstrap_interval([1.0] * 7) == (1.0, 1.0)
 
 
+def test_every_question_is_drawn_as_often():
+    for place in range(3):
+        means = ev.resampled_means(np.arange(3) == place, 20000, 0)
+        assert abs(means.mean() - 1 / 3) < 0.01 and set(np.round(means * 3).astype(int)) == {0, 1, 2, 3}
+
+
 def test_chunks_keep_the_number_of_resamples():
-    scores = np.arange(2**21 + 1) % 2  # two resamples a chunk at most
+    scores = np.arange(2**21) % 2  # two resamples a chunk
     assert ev.resampled_means(scores, 3, 0).shape == (3,)
     assert len(set(ev.resampled_means(scores, 3, 0))) == 3
 
