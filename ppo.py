@@ -420,10 +420,10 @@ def inherit(args, told, config):
         if getattr(args, name) is None:
             setattr(args, name, told.get(name) or default)
     args.no_time = args.no_time or bool(told.get("no_time"))
-    mini = args.data.startswith("mini")
+    generated, mini = args.data in GENERATED, args.data.startswith("mini")
     same = args.data == told.get("data", args.data)
     args.setting = args.setting or (same and told.get("setting")) or ("mix" if mini else "reason")
-    args.n_train, args.n_dev = args.n_train or (6000 if mini else None), args.n_dev or (300 if mini else None)
+    args.n_train, args.n_dev = args.n_train or (6000 if generated else None), args.n_dev or (300 if generated else None)
 
 
 def ppo(args):
@@ -592,8 +592,8 @@ FLAGS = {  # group: (name, type or choices, default, help); None: the help says 
         ("data-dir", str, None, "folder of the official files"),
         ("skip-bad", bool, False, "leave out wrong lines of data files, and count them (default: stop)"),
         ("passages", PASSAGES, None, "what is kept of a text that is too long"),
-        ("n-train", COUNT, None, "training questions (default: all; mini: 6000)"),
-        ("n-dev", COUNT, None, "dev questions (default: all; mini: 300)"),
+        ("n-train", COUNT, None, "training questions (default: all; generated: 6000)"),
+        ("n-dev", COUNT, None, "dev questions (default: all; generated: 300)"),
     ],
     "reward": [
         ("reward", ("triplet", "em"), "triplet", "(7)(8), or +1 gold, -1 negative, -2 other as in TempT5"),
@@ -611,7 +611,7 @@ FLAGS = {  # group: (name, type or choices, default, help); None: the help says 
         ("temperature", ABOVE, 1.0, "of the policy and of the reference, everywhere"),
     ],
     "ppo": [
-        ("iterations", COUNT, None, "rollouts in all (default: 30)"),
+        ("iterations", COUNT, None, "rollouts in all (default: 15)"),
         ("epochs", COUNT, None, "of the training questions, in place of --iterations"),
         ("batch-size", COUNT, 64, "answers of an optimizer step"),
         ("ppo-epochs", COUNT, 2, "passes over each rollout"),
@@ -673,7 +673,7 @@ def parse_args(argv=None):
             f"sign; give more than {args.num_rollouts / 5:g}"
         )
     if args.iterations is None and args.epochs is None:
-        args.iterations = 30
+        args.iterations = 15
     args.max_kl = args.max_kl or 10 * args.target
     return args
 

@@ -68,7 +68,7 @@ from data import (
     select_passages,
     write_atomic,
 )
-from evaluate import BENCHES, exact_match, f1, load_bench, traveler_task
+from evaluate import BENCHES, GENERATED, exact_match, f1, load_bench, traveler_task
 
 MASKED = -3e4  # added to scores that must not count; finite in every float type: a row of nothing but pads gives no NaN
 
@@ -1653,8 +1653,8 @@ def parse_args(argv=None):
     add("--setting", choices=("reason", "obqa", "mix"), help="facts, prose, or (mini) both (default: mix, else reason)")
     add("--data-dir", metavar="DIR", help="folder of the official files (default: the download cache)")
     add("--skip-bad", action="store_true", help="leave out wrong lines of data files, and count them (default: stop)")
-    add("--n-train", type=whole(1, 10**9), help="training questions (default: all; mini: 5000)")
-    add("--n-dev", type=whole(1, 10**9), help="dev questions (default: all; mini: 300)")
+    add("--n-train", type=whole(1, 10**9), help="training questions (default: all; generated: 5000)")
+    add("--n-dev", type=whole(1, 10**9), help="dev questions (default: all; generated: 300)")
     add = group("training (sft)")
     add("--paper", action="store_true", help="all of the paper's settings as defaults")
     add("--batch-size", type=whole(1, 10**6), default=32, help="questions of an optimizer step")
@@ -1700,9 +1700,9 @@ def parse_args(argv=None):
             raise UserError(f"--{name.replace('_', '-')} is for --stage {where}; leave it out of --stage {stage}")
     events = EVENTS if told.get("data") == "traveler" else {}
     args = argparse.Namespace(**defaults | (PAPER if "paper" in told else {}) | STAGES[stage] | events | told)
-    mini = args.data.startswith("mini")
-    args.setting = args.setting or ("mix" if mini else "reason")
-    args.n_train, args.n_dev = args.n_train or (5000 if mini else None), args.n_dev or (300 if mini else None)
+    generated = args.data in GENERATED
+    args.setting = args.setting or ("mix" if args.data.startswith("mini") else "reason")
+    args.n_train, args.n_dev = args.n_train or (5000 if generated else None), args.n_dev or (300 if generated else None)
     return args
 
 

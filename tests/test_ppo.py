@@ -742,7 +742,7 @@ def test_paper_sets_table_6_and_flags_win():
     assert (a.vf_coef, a.batch_size, a.epochs, a.iterations, a.window, a.tagger) == (1, 16, 10, None, 10, "ner")
     a = ppo.parse_args(["--paper", "--gamma", "0.5", "--iterations", "7"])
     assert (a.gamma, a.iterations) == (0.5, 7)
-    assert ppo.parse_args([]).iterations == 30 and ppo.parse_args(["--epochs", "2"]).iterations is None
+    assert ppo.parse_args([]).iterations == 15 and ppo.parse_args(["--epochs", "2"]).iterations is None
 
 
 # ---- command line

@@ -77,7 +77,8 @@ def test_windows_of_question_and_context_do_not_leak(tokenizer):
     assert len(marks) == len(ids) and ids.count(data.EOS) == 1 and ids[-1] == data.EOS and marks[-1] == 0
     ((ids, marks),) = tsqa.encode_sources(tokenizer, tagger, [(question, "She left it in May 2004, they say.")], 0, 200)
     assert tokenizer.decode([i for i, mark in zip(ids, marks, strict=True) if mark]) == "Mar, 1999 May 2004"
-    ((ids, marks),) = tsqa.encode_sources(tokenizer, tagger, [(question, "x1" * 500)], 0, 60)  # one word: nothing to choose
+    word = "x1" * 500  # nothing to choose from
+    ((ids, marks),) = tsqa.encode_sources(tokenizer, tagger, [(question, word)], 0, 60)
     assert len(ids) == len(marks) == 60 and ids[-1] == data.EOS and data.EOS not in ids[:-1]
 
 
