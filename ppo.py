@@ -102,6 +102,15 @@ def kl_rewards(scores, logp, ref_logp, mask, beta):
     return rewards.scatter_add(1, last, scores[:, None].to(rewards.dtype))
 
 
+def survey_scores(scores, predictions, p):
+    """Scores (B,), but of TRAVELER's vague questions (p not None) what people said: yes earns p, no 1 - p, on the scale of
+    (8), -2 to 2; what is neither earns -2."""
+    for i, (said, yes) in enumerate(zip(map(normalize, predictions), p, strict=True)):
+        if yes is not None:
+            scores[i] = 4 * {"yes": yes, "no": 1 - yes}.get(said, 0.0) - 2
+    return scores
+
+
 def above_the_others(scores, k):
     """Scores (B,) of k answers to each question in turn, less the mean of the other k - 1 to the same question.
 
@@ -506,6 +515,7 @@ def ppo(args):
             predictions, ended = [tokenizer.decode(row) for row in ids.tolist()], (ids == EOS).any(1).tolist()
             golds, (wrong, known) = [train[i].answers for i in asked], zip(*map(look_up, asked), strict=True)
             scores = reward(predictions, golds, wrong, ended).to(device)
+            scores = survey_scores(scores, predictions, [getattr(train[i], "p", None) for i in asked])
             kinds = list(map(answer_kind, predictions, golds, known, ended))
             kept = most_contrast(scores, k, args.num_rollouts // k)
             rows, at = [rows[i] for i in kept], answers_of(kept, k, device)

@@ -33,7 +33,7 @@ import ppo
 import reward
 import tsqa
 from data import EOS, PAD, TimeTagger, Tokenizer, mini
-from evaluate import table
+from evaluate import table, traveler_example, traveler_questions
 
 SHAPES = {  # t5-small: the published sizes; tiny: the bundled model
     "t5-small": tsqa.T5Config(32128, 512, 64, 2048, 6, 6, 8, dropout_rate=0.0),
@@ -426,6 +426,35 @@ def tagging(a):
     return [row(name, seconds["ours"], seconds["theirs"], 0.05, "the training step they feed, tiny")]
 
 
+@torch.no_grad()
+def events(a):
+    """Answers to questions about 100 events: to the ten or so that share most words with each, against to all of them."""
+    n, device, rows = 2 if a.smoke else 8, tsqa.pick_device(a.device), []
+    tokenizer, tagger, model = (
+        Tokenizer(ROOT / "assets" / "tiny-t5"),
+        TimeTagger(),
+        build(config("tiny", a.smoke), "ours", device),
+    )
+    examples = [traveler_example(q) for q in traveler_questions() if len(q.events) == 100][:: 300 // n][:n]
+    sides, memory = {}, {}
+    for side, pieces in (("ours", 320), ("theirs", 4096)):
+
+        def answer(pieces=pieces):
+            model.config.max_source = pieces
+            tsqa.predict(model, tokenizer, tagger, examples, batch_size=8, max_new_tokens=8, passages="words")
+
+        sides[side], before = answer, resident("VmRSS")
+        reset_peak()
+        answer()
+        memory[side] = [resident("VmHWM") - before]
+    seconds = in_turn(sides, a.repeats)
+    rows.append(
+        row(f"{n} answers about 100 events, tiny, 320 pieces", seconds["ours"], seconds["theirs"], 1.0, "all pieces")
+    )
+    rows.append(row("its peak memory", memory["ours"], memory["theirs"], 1.0, "all pieces", "MB"))
+    return rows
+
+
 def scaling(a):
     """Training steps of both sides, each in a process of its own, against the context length and against the batch."""
     T, out = 32 if not a.smoke else 4, []
@@ -466,6 +495,7 @@ ROWS = {
     "chip": chip,
     "ppo": one_ppo_iteration,
     "tagging": tagging,
+    "events": events,
     "scaling": scaling,
 }
 

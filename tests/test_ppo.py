@@ -115,6 +115,11 @@ def test_baseline_of_the_other_answers_to_the_same_question():
     assert not ppo.above_the_others(torch.tensor([2.0, 2.0, -1.0, -1.0]), 2).any()  # all alike: nothing to learn
 
 
+def test_vague_questions_earn_what_people_said():
+    said, p = ["Yes.", "no", "maybe", "yes", ""], [0.75, 0.75, 0.75, None, 0.2]
+    assert ppo.survey_scores(torch.full((5,), 0.5), said, p).tolist() == [1.0, -1.0, -2.0, 0.5, -2.0]
+
+
 def test_questions_whose_answers_differ_most_are_learned_from():
     scores = torch.tensor([1.0, 1.0, 0.0, 2.0, 5.0, 5.0, 3.0, 0.0, 1.0, 2.0, 2.0, 1.0])
     assert ppo.most_contrast(scores, 2, 2) == [1, 3] and ppo.most_contrast(scores, 3, 1) == [1]
@@ -644,6 +649,23 @@ def test_the_loop_hands_the_update_what_it_should(small, tmp_path, fake, monkeyp
         assert rows[step]["kl"] == pytest.approx(kl, abs=1e-5)
         assert lrs == pytest.approx([x * (1 - step / 3) for x in (1e-2, 1e-3, 2e-2)]) and eps == 1e-5
     assert len(set(streams)) == 2 * 3  # one to sample and one for the order in each rollout, and no two the same
+
+
+def test_the_survey_rewards_the_vague_questions_of_traveler(small, tmp_path, fake, monkeypatch):
+    seen, real = [], ppo.survey_scores
+
+    def spy(scores, predictions, p):
+        seen.append((predictions, p))
+        return real(scores, predictions, p)
+
+    monkeypatch.setattr(ppo, "survey_scores", spy)
+    more = ("--data", "traveler", "--n-train", 12, "--n-dev", 2, "--iterations", 1)
+    args = arguments("--ckpt", small, "--out", tmp_path / "run", *more)
+    ppo.ppo(args)
+    ((predictions, p),) = seen
+    train = {ex.p for ex in ppo.load_bench("traveler", n=12, split="train", seed=f"ppo {args.seed}")}
+    assert len(predictions) == len(p) and set(p) == train and None in train and len(train) > 2
+    assert all(p[i] == p[i - i % args.samples] for i in range(len(p)))  # one question has one p
 
 
 def test_best_dev_weights_are_kept_the_first_ones_too(small, tmp_path, fake, monkeypatch):

@@ -1,5 +1,6 @@
 """TRAVELER in evaluate.py: golds, survey, calendar, reading of answers, prompts, official layout, report, command line."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -19,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import evaluate as ev
+import tsqa
 from data import Example, Tokenizer, UserError, run
 
 QUESTIONS = ev.traveler_questions()
@@ -642,6 +644,21 @@ def test_golds_of_training_examples_against_brute_force():
         assert all(r[4] <= local_now for r in rows) or local_now.month == 10  # an hour comes twice in October
         if ex.p is None:
             assert solve(text, rows, None, local_now.date()) == ex.answers[0]
+
+
+def test_events_found_by_their_words_are_all_that_count():
+    """Of 99 events what 320 pieces hold (the default of --data traveler) answers as all of them do."""
+    tokenizer, rng, sizes = Tokenizer(ROOT / "assets" / "tiny-t5"), random.Random(6), []
+    for category in ev.CATEGORIES * 20:
+        q = ev.traveler_training_question(rng, category, 99)
+        ex = ev.traveler_example(q)
+        ((question, kept),) = tsqa.fit_contexts(tokenizer, [(ex.question, ex.context)], 320, "words")
+        assert question == ex.question and kept != ex.context
+        events = [e for e in q.events if ev.sentence(e) in kept]
+        sizes.append(len(events))
+        part = ev.gold(dataclasses.replace(q, events=events))
+        assert part == q.answer or category == "vague" and part == pytest.approx(q.answer, abs=1e-9)
+    assert 8 <= min(sizes) and max(sizes) <= 12
 
 
 def test_labels_of_training_tasks_against_brute_force():
