@@ -824,7 +824,7 @@ def test_copies_are_the_answers_to_repeated_sources(small):
     w = World(small, arguments())
     t5, source = w.policy["t5"], tsqa.collate(w.rows[:3], "cpu")
     uniform = torch.rand(12, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    how = {"max_new_tokens": 6, "do_sample": True, "uniform": uniform}
+    how = {"max_new_tokens": 6, "do_sample": True, "uniform": uniform, "allowed": w.allowed}  # some end before others
     repeated = t5.generate(*[x.repeat_interleave(4, 0) for x in source], **how)
     assert repeated.shape[0] == 12 and len(set(map(tuple, repeated.tolist()))) > 6
     assert torch.equal(t5.generate(*source, copies=4, **how), repeated)
