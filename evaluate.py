@@ -1161,7 +1161,11 @@ def main(argv=None):
         ckpts = ["runs/sft" if Path("runs/sft").is_dir() and benches != ["traveler"] else "tiny"]
         found = "using runs/sft" if ckpts == ["runs/sft"] else "no runs/sft either, using the bundled model"
         if benches == ["traveler"]:  # runs/sft has seen no household events
-            found = "using the bundled model, which has not learned this; README.md, TRAVELER, tells how to train one"
+            found = (
+                "using the bundled model; train one: python tsqa.py --stage pretrain --tasks events --start tiny "
+                "--steps 4000 --out runs/events && python tsqa.py --stage sft --data traveler --model runs/events "
+                "--out runs/traveler"
+            )
         print(f"no --ckpt: {found}", file=sys.stderr)  # stdout is for the table
 
     # whatever can go wrong is tried before the long part: plot, models (one at a time, for the memory), data, folders

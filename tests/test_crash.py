@@ -64,10 +64,12 @@ def work(stage, argv, said, plan=None, limit=None):
             return out
 
         setattr(owner, function, last)
-    if limit:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    sys.argv = [f"{'ppo' if stage == 'ppo' else 'tsqa'}.py", *argv]
-    data.run((ppo if stage == "ppo" else tsqa).main)
+    sys.argv, usual = [f"{'ppo' if stage == 'ppo' else 'tsqa'}.py", *argv], resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit or usual[0], usual[1]))
+    try:
+        data.run((ppo if stage == "ppo" else tsqa).main)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)  # coverage has a file to write, too
 
 
 def start(processes, stage, toy, out, *more, **how):

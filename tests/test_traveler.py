@@ -980,7 +980,7 @@ def model(monkeypatch, folder):
 def test_our_model(model, capsys):
     ev.main(["--bench", "traveler"])
     out, err = capsys.readouterr()
-    assert "python tsqa.py --stage sft --data traveler" in err and "bundled model" in err
+    assert "python tsqa.py --stage sft --data traveler --model runs/events" in err and "bundled model" in err
     assert [ex.id for ex in model] == [q.id for q in QUESTIONS]
     # 14 to 17 words a sentence: sets of 40 fit into 600, sets of 50 do not
     assert "1800 of 3300 contexts exceed the 600 pieces of tiny" in err
