@@ -3,12 +3,14 @@
 TSQA_KILLS=30 python -m pytest tests/test_crash.py -k random    kills each stage at so many random moments (default: 2)
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
 import random
 import resource
 import signal
+import subprocess
 import sys
 import time
 
@@ -25,6 +27,7 @@ STAGES = {
     "ppo": "--ckpt {toy} --data mini --setting reason --n-train 9 --n-dev 3 --iterations 4 --num-rollouts 8 --samples 2"
     " --batch-size 4 --max-new-tokens 4 --eval-every 2",
 }
+STEPS = {"sft": ("tsqa", "train_step"), "pretrain": ("tsqa", "pretrain_step"), "ppo": ("ppo", "sample")}
 SIGNALS = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}
 
 
@@ -220,8 +223,7 @@ def test_killed_at_random_moments(processes, uninterrupted, toy, tmp_path, stage
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_ctrl_c_says_how_to_go_on(processes, toy, tmp_path, stage):
-    step = {"sft": ("tsqa", "train_step"), "pretrain": ("tsqa", "pretrain_step"), "ppo": ("ppo", "sample")}[stage]
-    code, text = finish(processes, stage, toy, tmp_path / "a", plan=("interrupt", *step, 2, "before"))
+    code, text = finish(processes, stage, toy, tmp_path / "a", plan=("interrupt", *STEPS[stage], 2, "before"))
     assert code == 130 and "Traceback" not in text, text
     (line,) = [line for line in text.splitlines() if "interrupted" in line]
     assert line.startswith("interrupted at ") and "; go on with: python " in line
@@ -240,9 +242,8 @@ def test_ctrl_c_while_data_are_encoded(processes, toy, tmp_path, stage):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_full_disk_leaves_the_last_good_state(processes, uninterrupted, toy, tmp_path, stage):
-    step = {"sft": ("tsqa", "train_step"), "pretrain": ("tsqa", "pretrain_step"), "ppo": ("ppo", "sample")}[stage]
     out = tmp_path / "run"
-    finish(processes, stage, toy, out, plan=("kill", *step, 3, "before"))
+    finish(processes, stage, toy, out, plan=("kill", *STEPS[stage], 3, "before"))
     before = {p.name: p.read_bytes() for p in out.iterdir()}
     for limit, names in ((10_000, ("trainer.pt", "spiece.model")), (50, ("args.json",))):
         code, text = finish(processes, stage, toy, out, "--resume", limit=limit)
@@ -254,6 +255,35 @@ def test_a_full_disk_leaves_the_last_good_state(processes, uninterrupted, toy, t
     code, text = finish(processes, stage, toy, out, "--resume")
     assert code == 0, text
     same_run(uninterrupted(stage)[0], out)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_disk_that_fills_up(processes, uninterrupted, toy, tmp_path, stage):
+    """The same on a small tmpfs, full to its last byte: what only root may mount."""
+    (disk := tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", disk]
+    mounted = subprocess.run(mount, check=False, capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs: {mounted.stderr.decode().strip()}")
+    out, filler = disk / "run", disk / "filler"
+    try:
+        finish(processes, stage, toy, out, plan=("kill", *STEPS[stage], 3, "before"))
+        before = {p.name: p.read_bytes() for p in out.iterdir()}
+        with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as f:
+            while f.write(b"x" * 4096):
+                pass
+        code, text = finish(processes, stage, toy, out, "--resume")
+        assert code == 2 and "Traceback" not in text, text
+        (line,) = [line for line in text.splitlines() if line.startswith("error: ")]
+        assert line.startswith(f"error: cannot write {out}/") and "(No space left on device)" in line
+        assert {p.name for p in out.iterdir()} == before.keys()
+        assert all((out / n).read_bytes() == before[n] for n in ("trainer.pt", "args.json"))
+        filler.unlink()
+        code, text = finish(processes, stage, toy, out, "--resume")
+        assert code == 0, text
+        same_run(uninterrupted(stage)[0], out)
+    finally:
+        subprocess.run(["umount", disk], check=False)
 
 
 @pytest.mark.parametrize("out", ["/proc/self", "/proc/none/run", "/dev/null/run"])
