@@ -345,7 +345,7 @@ class T5(nn.Module):
             bias, mask, cross_mask = (t if t is None else t.to(dtype) for t in (bias, mask, cross_mask))
         x = stack.drop(x)
         for i, block in enumerate(stack.blocks):
-            x = block(x, bias, mask, cross if cross is None else cross[i], cross_mask, cache and cache[i])
+            x = block(x, bias, mask, cross and cross[i], cross_mask, cache and cache[i])
             if taps is not None:
                 taps.append(x)
         return stack.drop(stack.final_norm(x))
