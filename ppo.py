@@ -251,10 +251,8 @@ def forward(t5, source, ids, allowed, args):
 
     Rollout, reference and update all come through here: one dtype, one temperature, the same ids forbidden (-inf) as in sampling.
     """
-    k = len(ids) // len(source[0])
     with autocast(ids.device, args.dtype):
-        memory = t5.encode(*source).repeat_interleave(k, 0)  # (q * k, S, D)
-        hidden = t5.decode(shift_right(ids), memory, source[1].repeat_interleave(k, 0))
+        hidden = t5.decode(shift_right(ids), t5.encode(*source), source[1])
         logits = t5.logits(hidden)
     return (logits / args.temperature).masked_fill(~allowed, -math.inf), hidden
 
@@ -289,6 +287,7 @@ def teacher_forced(policy, ref, rows, ids, allowed, args):
     out = {name: torch.zeros(ids.shape, device=ids.device) for name in names}
     for index in by_length(rows, range(len(rows)), args.chunk_size):
         at, source = answers_of(index, args.samples, ids.device), collate([rows[i] for i in index], ids.device)
+        at = at, slice(mask[at].sum(1).max())  # no further than their longest
         logits, hidden = forward(policy["t5"], source, ids[at], allowed, args)
         ref_logits, _ = forward(ref, source, ids[at], allowed, args)
         out["logp"][at] = token_logprobs(logits, ids[at], mask[at])
@@ -361,6 +360,7 @@ def minibatch_gradients(policy, rows, index, batch, allowed, args):
     n = mask[answers_of(index, args.samples, ids.device)].sum()  # actions of the whole minibatch, not of a part
     for part in by_length(rows, index, args.chunk_size):
         at, source = answers_of(part, args.samples, ids.device), collate([rows[i] for i in part], ids.device)
+        at = at, slice(mask[at].sum(1).max())  # no further than their longest
         logits, hidden = forward(policy["t5"], source, ids[at], allowed, args)
         logp, values = token_logprobs(logits, ids[at], mask[at]), state_values(policy["value"], hidden)
         old = [batch[k][at] for k in ("logp", "values", "advantages", "returns", "mask")]
