@@ -285,7 +285,9 @@ class Stack(nn.Module):
         buckets = relative_bucket(
             rel, not self.decoder, c.relative_attention_num_buckets, c.relative_attention_max_distance
         )
-        bias = self.rel_bias(buckets).permute(2, 0, 1).contiguous()[None]  # else every sum with it is three times as slow
+        bias = (
+            self.rel_bias(buckets).permute(2, 0, 1).contiguous()[None]
+        )  # else every sum with it is three times as slow
         return bias.masked_fill(rel > 0, MASKED) if self.decoder else bias
 
 
@@ -1658,7 +1660,9 @@ def parse_args(argv=None):
     add("--data-dir", metavar="DIR", help="folder of the official files (default: the download cache)")
     add("--skip-bad", action="store_true", help="leave out wrong lines of data files, and count them (default: stop)")
     add("--n-train", type=whole(1, 10**9), help="training questions (default: all; generated: 5000)")
-    add("--again", type=whole(0, 10**4), default=0, help="TempReason's facts: new questions asked by rule, for each row")
+    add(
+        "--again", type=whole(0, 10**4), default=0, help="TempReason's facts: new questions asked by rule, for each row"
+    )
     add("--n-dev", type=whole(1, 10**9), help="dev questions (default: all; generated: 300)")
     add = group("training (sft)")
     add("--paper", action="store_true", help="all of the paper's settings as defaults")
