@@ -1288,7 +1288,8 @@ def sft(args):
             load_bench(args.data, args.setting, split, args.data_dir, n, args.seed, args.skip_bad)
             for split, n in (("train", args.n_train), ("dev", args.n_dev))
         )
-        train = [*train, *ask_again(train, args.again, args.seed)]
+        if args.again:
+            train = [*train, *ask_again(train, args.again, args.seed)]
     c = model.config
     c.time_window, c.max_source, c.max_target = args.window, args.max_source, args.max_target
     model.set_dropout(args.dropout)
