@@ -572,6 +572,9 @@ def find_data(data_dir, name, split, fetch=True):
                 return candidate
     if not fetch:
         return None
+    if data_dir is not None:
+        place = f"{data_dir} holds no {file}, plain, .gz or .gzip, nor does {folders[1]}"
+        raise UserError(f"{place}; put it there, or leave --data-dir out to download it")
     if source == "tempreason":
         base = (os.environ.get("TSQA_HUB") or HUB).rstrip("/") + "/datasets/tonytan48/TempReason/resolve/main"
     else:
@@ -1794,7 +1797,9 @@ def train_tokenizer(directory, pieces=2048, n=30000, seed=0):
 
     Pieces such as "▁1" let the first digit of a year differ from the others. `pieces` counts the 256 bytes too.
     """
-    out = io.BytesIO()
+    path, out = Path(directory) / "spiece.model", io.BytesIO()
+    if path.exists():  # weights trained with it would be worth nothing
+        raise UserError(f"{path} is there already; give another folder: a model works with its own tokenizer alone")
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=tokenizer_text(n, seed),
         model_writer=out,
@@ -1814,7 +1819,7 @@ def train_tokenizer(directory, pieces=2048, n=30000, seed=0):
         num_threads=1,
         minloglevel=2,
     )
-    write_atomic(Path(directory) / "spiece.model", out.getvalue())
+    write_atomic(path, out.getvalue())
     Tokenizer(directory).save(directory)
 
 
@@ -1832,8 +1837,8 @@ EXAMPLES = """examples:
       five generated questions, to be answered from prose
   python data.py --stats --data-dir official
       what the official files in ./official hold, and mini beside them
-  python data.py --train-tokenizer assets/tiny-t5
-      make the bundled tokenizer again
+  python data.py --train-tokenizer my-t5
+      a tokenizer for a model of your own, from generated text
 """
 
 
@@ -1877,7 +1882,7 @@ def parse_args(argv=None):
     add = p.add_argument_group("what to do").add_argument
     add("--show", type=whole(1, 10**6), metavar="N", default=3, help="print N questions of mini")
     add("--stats", action="store_true", help="count official files, as the paper's Table 1 does, and mini; no download")
-    add("--train-tokenizer", metavar="DIR", help="write spiece.model there (the bundled one: assets/tiny-t5)")
+    add("--train-tokenizer", metavar="DIR", help="train one on generated text, and write spiece.model there")
     add = p.add_argument_group("which data").add_argument
     add("--split", choices=("train", "dev", "test"), default="train", help="of --show")
     add("--level", choices=("l2", "l3", "mix"), default="mix", help="of --show: a month, or before and after an answer")
@@ -1891,6 +1896,7 @@ def main(argv=None):
     args = parse_args(argv)
     if args.train_tokenizer:
         train_tokenizer(args.train_tokenizer, seed=args.seed)
+        print(f"{Path(args.train_tokenizer) / 'spiece.model'} is written", file=sys.stderr)
     elif args.stats:
         rows = stats(args.data_dir, seed=args.seed)
         if all(row["data"][:4] == "mini" for row in rows):
@@ -1899,7 +1905,8 @@ def main(argv=None):
         print(table(rows))
     else:
         for ex in mini(args.split, args.level, args.setting, args.show, args.seed):
-            print(f"{ex.id}\n  question: {ex.question}\n  context:  {ex.context}\n  answers:  {ex.answers}\n")
+            answers = " | ".join(answer or "(no answer)" for answer in ex.answers)
+            print(f"{ex.id}\n  question: {ex.question}\n  context:  {ex.context}\n  answers:  {answers}\n")
 
 
 if __name__ == "__main__":

@@ -99,11 +99,15 @@ def resampled_means(scores, n_boot, seed):
 def bootstrap_interval(scores, n_boot=10000, seed=0):
     """95 % percentile interval (lo, hi) of the mean of per-question scores, in the units of the scores.
 
-    It says how much the mean moves with the choice of questions; it knows nothing of other training seeds. When all the
-    scores are equal, the interval has no width: with few questions do not read that as certainty.
+    It says how much the mean moves with the choice of questions; it knows nothing of other training seeds. Where all of n
+    scores are 0 or all are 1, resampling sees no spread: there it is the exact interval of a proportion (Clopper and
+    Pearson 1934), one end of which is 0.025^(1/n) away from the other.
     """
-    lo, hi = np.percentile(resampled_means(scores, n_boot, seed), [2.5, 97.5])
-    return float(lo), float(hi)
+    lo, hi = map(float, np.percentile(resampled_means(scores, n_boot, seed), [2.5, 97.5]))
+    if lo == hi and hi in (0.0, 1.0):
+        reach = 0.025 ** (1 / len(scores))
+        return (reach, 1.0) if hi else (0.0, 1 - reach)
+    return lo, hi
 
 
 def paired_bootstrap(a, b, n_boot=10000, seed=0):
@@ -342,7 +346,7 @@ def answer_kinds(example, predictions, cut=()):
 
 def errors(bench, examples, answers, n, cut, seed=0):
     """Text after the paper's Table 8: all answers by kind, then n questions that the first system gets right and a later
-    one wrong; of a single system, n that it gets wrong. cut: {system: [whether the answer was cut off]}, where known."""
+    one wrong (n that both get wrong, where there are no such); of a single system, n that it gets wrong. cut: {system: [whether the answer was cut off]}, where known."""
     flags = [cut.get(k, [False] * len(examples)) for k in answers]
     rows = zip(examples, zip(*answers.values()), zip(*flags), strict=True)
     rows = tqdm(rows, desc="errors", unit="q", total=len(examples), leave=False, disable=None)  # slow on long texts
@@ -354,6 +358,7 @@ def errors(bench, examples, answers, n, cut, seed=0):
     for system in later or [first]:
         right = [not later or k == "right" for k in kinds[first]]
         found = [i for i, k in enumerate(kinds[system]) if right[i] and k != "right"]
+        both = [i for i, k in enumerate(kinds[system]) if not right[i] and k != "right"]
         told = f"{first} right, {system} wrong" if later else f"{system} wrong"
         shares = Counter(kinds[system][i].split()[0] for i in found)
         told += f": {len(found)} of {len(examples)} questions"
@@ -362,7 +367,7 @@ def errors(bench, examples, answers, n, cut, seed=0):
             back = sum(b == "right" != a for a, b in zip(kinds[first], kinds[system], strict=True))
             told += f"; {system} right, {first} wrong: {back}"
         out.append(told)
-        for i in draw(found, n, seed):
+        for i in draw(found, n, seed) + draw(both, max(0, n - len(found)), seed):
             ex = examples[i]
             text = data.select_passages(ex.question, ex.context, 150, lambda t: len(t.split()))
             said = {"id": ex.id, "context": text, "question": ex.question}
@@ -1113,8 +1118,8 @@ def parse_args(argv=None):
     add = p.add_argument_group("which questions").add_argument
     add("--bench", nargs="+", choices=BENCHES, metavar="BENCH", default=["mini"],
         help=f"one or several of {', '.join(BENCHES)} (default: mini)")  # fmt: skip
-    add("--setting", choices=("reason", "obqa", "mix"), default="reason",
-        help="facts or free text, not for TimeQA and TRAVELER; mix: mini only")  # fmt: skip
+    add("--setting", choices=("reason", "obqa", "mix"),
+        help="facts, free text, or (mini) both; not for TimeQA and TRAVELER (default: as the first run was trained)")  # fmt: skip
     add("--split", choices=("test", "dev", "train"), default="test", help="of the bench")
     add("--data-dir", metavar="DIR", help="folder of the official files (default: the download cache)")
     add("--skip-bad", action="store_true", help="leave out wrong lines of data files, and count them (default: stop)")
@@ -1155,7 +1160,12 @@ def main(argv=None):
     if args.dump_prompts:
         prompts = ({"id": q.id, "prompt": traveler_prompt(q, args.prompt_style, args.cot)} for q in questions)
         data.write_atomic(Path(args.dump_prompts), "".join(json.dumps(row) + "\n" for row in prompts))
-        print(f"{len(questions)} prompts in {args.dump_prompts}; score the answers with --predictions", file=sys.stderr)
+        flags = [x for x in ("--traveler-dir", "--n", "--seed") if getattr(args, x[2:].replace("-", "_"))]
+        same = "".join(f" {x} {getattr(args, x[2:].replace('-', '_'))}" for x in flags)
+        print(
+            f'{len(questions)} prompts in {args.dump_prompts}; write a line {{"id": ..., "prediction": ...}} for each, '
+            f"then: python evaluate.py --bench traveler{same} --predictions FILE", file=sys.stderr,
+        )  # fmt: skip
         return
     if not ckpts and not args.predictions:
         ckpts = ["runs/sft" if Path("runs/sft").is_dir() and benches != ["traveler"] else "tiny"]
@@ -1175,10 +1185,16 @@ def main(argv=None):
         import tsqa  # here, because tsqa imports this file
 
         loaded = tsqa.load_run(ckpt, args.device)
+    told, settings = loaded[3] if loaded else {}, {}
+    for b in benches:
+        alike = b.split("-")[0] == told.get("data", "").split("-")[0]  # of the same kind as the run's own data
+        settings[b] = args.setting or (alike and told.get("setting")) or "reason"
+        if not args.setting and settings[b] != "reason" and b != "traveler":
+            print(f"{b}: --setting {settings[b]}, as {ckpts[0]} was trained", file=sys.stderr)
     examples = {
         b: list(map(traveler_example, questions))
         if b == "traveler"
-        else load_bench(b, args.setting, args.split, args.data_dir, args.n, args.seed, args.skip_bad)
+        else load_bench(b, settings[b], args.split, args.data_dir, args.n, args.seed, args.skip_bad)
         for b in benches
     }
     given = args.predictions and read_predictions(args.predictions, [ex.id for ex in examples[benches[0]]])
@@ -1200,6 +1216,8 @@ def main(argv=None):
         model, tokenizer, tagger, told = loaded or tsqa.load_run(ckpt, args.device)
         loaded = None
         for b in benches:
+            if b == "traveler" and told.get("data") != "traveler":
+                print(f"{ckpt} was not trained on TRAVELER's events; see the README for one that is", file=sys.stderr)
             if b == "traveler" and (over := count_cut(examples[b], tokenizer, model.config.max_source)):
                 limit = f"the {model.config.max_source} pieces of {ckpt}"
                 print(f"{over} of {len(questions)} contexts exceed {limit}: sentences were left out", file=sys.stderr)
@@ -1217,6 +1235,7 @@ def main(argv=None):
                 cut[b][ckpt] = [len(tokenizer.encode(p)) > MAX_ANSWER for p in answers[b][ckpt]]
             if folders[ckpt]:
                 name = "predictions.jsonl" if len(benches) == 1 else f"predictions-{b}.jsonl"
+                print(f"answers of {ckpt} to {b}: {folders[ckpt] / name}", file=sys.stderr)
                 if b == "traveler":
                     save_answers(folders[ckpt] / name, questions, answers[b][ckpt])
                 else:
@@ -1230,7 +1249,7 @@ def main(argv=None):
             continue
         if args.errors:
             texts.append(errors(b, examples[b], answers[b], args.errors, cut[b], args.seed))
-        if args.setting == "reason" and not b.startswith("timeqa"):
+        if settings[b] == "reason" and not b.startswith("timeqa"):
             answers[b]["rule"] = [rule_answer(ex) for ex in examples[b]]
         if any("" in ex.answers for ex in examples[b]):
             answers[b]["no answer"] = [""] * len(examples[b])  # what saying nothing scores

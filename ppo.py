@@ -499,7 +499,7 @@ def ppo(args):
         return time.time()
 
     bar = tqdm(total=iterations, initial=step, unit="rollout", disable=None)
-    with interruptible(lambda: f"rollout {step} of {iterations}"):
+    with interruptible(lambda: f"rollout {step} of {iterations}", state and rank == 0):
         with together():
             saved = save()
         if best["first"] is None:

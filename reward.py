@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import data
 from data import EOS, batches, number, pad, table
 from evaluate import BENCHES, exact_match, load_bench, positive
-from tsqa import in_colour, load_run
+from tsqa import fallback, in_colour, load_run
 
 MARGIN = 0.75  # the largest one tried at which 99 % of the golds have R >= 1.5, on mini and on TempReason
 LOWEST = -2.0  # what an answer scores that was cut off before EOS
@@ -195,7 +195,7 @@ def main(argv=None):
     add("--show", type=positive, metavar="N", help="print N questions with their negatives (no colours: NO_COLOR=1)")
     a = p.parse_args(argv)
     setting = a.setting or ("mix" if a.data.startswith("mini") else "reason")
-    name = a.model or ("runs/sft" if Path("runs/sft").is_dir() else "tiny")
+    name = a.model or fallback()
     examples = load_bench(a.data, setting, a.split, a.data_dir, a.n, a.seed)
     model, tokenizer, _, _ = load_run(name, a.device)
     centers = {"yes": [x for ex in examples for x in ex.answers], "no": None}

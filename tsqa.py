@@ -626,9 +626,13 @@ def model_dir(name):
         return Path(__file__).resolve().parent / "assets" / "tiny-t5"
     if Path(name).is_dir():
         check_links(Path(name))
+        if not (Path(name) / "config.json").exists():
+            raise UserError(f"model {name}: no config.json in this folder; give a run or a model in Hugging Face layout")
         return Path(name)
     if name.startswith("runs/"):  # where runs go by default: the hub is not asked for one that is not there yet
-        raise UserError(f"model {name}: no such run; make it with: python tsqa.py --stage sft --out {name}")
+        there = sorted(str(path.parent) for path in Path("runs").glob("*/model.safetensors"))
+        told = f"there is {', '.join(there[:5])}{', ...' * (len(there) > 5)}" if there else "there is none yet"
+        raise UserError(f"model {name}: no such run ({told}); train it with: python tsqa.py --stage sft --out {name}")
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name, re.ASCII):
         raise UserError(f"model {name!r}: no such directory, and no hub id either; give one such as google-t5/t5-small")
     directory, hub = cache_dir() / "hub" / name, os.environ.get("TSQA_HUB") or HUB
@@ -895,6 +899,8 @@ def pick_device(name=None):
         return torch.device(name)
     except (RuntimeError, AssertionError, NotImplementedError) as e:
         reason = str(e).splitlines()[0][:80]
+        known = re.fullmatch(r"cpu|cuda(:\d+)?", name)
+        reason = reason if known else "it is none of cpu, cuda and cuda:1"
         raise UserError(f"--device {name} cannot be used here ({reason}); give --device cpu") from None
 
 
@@ -1146,9 +1152,14 @@ def open_run(args):
             raise UserError(f"--resume: there is no run in {out}; start the run without --resume")
         if saved:  # else the run was killed before it saved anything: it begins again
             state = read_trainer(out, "start again with --overwrite")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out} is a file; give the name of a folder")
+    new = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()  # better to fail now than after an hour
+        if new:
+            out.rmdir()  # what is read next may be wrong; begin_run makes it again
     except OSError as e:
         raise UserError(f"--out {out}: cannot write into this folder ({e.strerror}); choose another") from e
     return out, state
@@ -1318,7 +1329,7 @@ def sft(args):
     per_epoch = math.ceil(len(rows) / args.batch_size)
     steps, saved, questions, start = args.epochs * per_epoch, time.time(), 0, time.time()
     bar = tqdm(total=steps, initial=step, unit="step", disable=None)
-    with interruptible(lambda: f"step {step} of {steps}"):
+    with interruptible(lambda: f"step {step} of {steps}", state and rank == 0):
         while step < steps:
             epoch = step // per_epoch
             g = torch.Generator().manual_seed(
@@ -1364,8 +1375,10 @@ def sft(args):
 
 
 @contextlib.contextmanager
-def interruptible(where):
-    """Ctrl-C inside: say where it stopped and how to go on."""
+def interruptible(where, resumed=False):
+    """Ctrl-C inside: say where it stopped and how to go on; where it goes on, if it did stop before."""
+    if resumed:
+        print(f"going on at {where()}", file=sys.stderr)
     try:
         yield
     except KeyboardInterrupt:
@@ -1552,7 +1565,7 @@ def pretrain(args):
         keep()
     bar = tqdm(total=args.steps, initial=step, unit="step", disable=None)
     begun = saved = time.time()
-    with interruptible(lambda: f"step {step} of {args.steps}"):
+    with interruptible(lambda: f"step {step} of {args.steps}", state):
         while step < args.steps:
             rng_name = f"pretrain {args.seed} {step}"
             rng = random.Random(rng_name)  # the batch depends on (seed, step, curriculum) alone
@@ -1729,7 +1742,8 @@ def read_context(text):
             return text
         raise UserError(f"--context {text}: cannot be read ({e.strerror}); give a text or a file") from e
     if raw is None and re.fullmatch(r"\S+\.\w{1,5}|\S*/\S*", text):
-        raise UserError(f"--context {text}: there is no such file; give a text or a file that holds it")
+        there = "is a folder" if Path(text).is_dir() else "there is no such file"
+        raise UserError(f"--context {text}: {there}; give a text or a file that holds it")
     try:
         return text if raw is None else " ".join(raw.decode("utf-8-sig").split())
     except UnicodeDecodeError as e:
@@ -1797,12 +1811,23 @@ def reply(args, model, tokenizer, tagger, context, question):
         first, *rest = [f"{text} ({p})" for text, p in answers]
         lines = [f"answer: {first}", f"runners-up: {'; '.join(rest) or 'none'}"]
         write_atomic(args.html, draw(parts, lines, tokenizer, c.time_window))
+        print(f"drawn in {args.html}", file=sys.stderr)
+
+
+def fallback():
+    """The model where none is given, and a line that says which: runs/sft if it is there, else `tiny`."""
+    if weights_file(Path("runs/sft")):
+        print("no --model: using runs/sft", file=sys.stderr)
+        return "runs/sft"
+    told = "using the bundled model, which cannot answer yet; train one with: python tsqa.py --stage sft"
+    print(f"no --model, and no runs/sft: {told}", file=sys.stderr)
+    return "tiny"
 
 
 def ask(args):
-    """One question, or those that come from the keyboard until a blank line."""
-    if None in (args.question, args.context) and not sys.stdin.isatty():
-        raise UserError("--stage ask needs --question and --context (a text or a file), or a terminal to ask for them")
+    """One question, or those that come from the keyboard or a pipe, one a line, until a blank line."""
+    if args.context is None and not sys.stdin.isatty():
+        raise UserError("--stage ask needs --context (a text or a file), or a terminal to ask for it")
     if args.question is not None:
         checked("--question", args.question)
     with contextlib.suppress(ImportError):
@@ -1811,7 +1836,7 @@ def ask(args):
         context = args.context if args.context is not None else input("context, a text or a file: ")
         context = checked("--context", read_context(context))
         changes = {k: getattr(args, k) for k in ("no_time", "tagger", "spacy_model") if getattr(args, k) is not None}
-        name = args.model or ("runs/sft" if weights_file(Path("runs/sft")) else "tiny")
+        name = args.model or fallback()
         model, tokenizer, tagger, told = load_run(name, args.device, **changes)
         c = model.config
         c.time_window = c.time_window if args.window is None else args.window
@@ -1819,8 +1844,9 @@ def ask(args):
         args.passages = args.passages or told.get("passages", "relevant")
         if args.question is not None:
             return reply(args, model, tokenizer, tagger, context, args.question)
+        prompt = "question: " if sys.stdin.isatty() else ""  # piped questions: one a line
         print(f"{name} is ready; a blank line ends", file=sys.stderr)
-        while question := input("question: ").strip():
+        while question := input(prompt).strip():
             try:
                 reply(args, model, tokenizer, tagger, context, question)
             except UserError as e:

@@ -192,7 +192,7 @@ def test_errors_count_and_show_what_the_first_alone_gets_right():
     ids = [s.split()[1] for s in shown]
     assert len(ids) == 2 and set(ids) <= {"q1", "q2", "q3"} and PROSE in shown[0]
     text = ev.errors("mini", exs, {"a": a, "b": b}, 9, {"b": [0, 0, 0, 1, 0, 0]})
-    assert [s.split()[1] for s in text.split("\n\n")[2:]] == ["q1", "q2", "q3"]
+    assert [s.split()[1] for s in text.split("\n\n")[2:]] == ["q1", "q2", "q3", "q5"]  # both wrong
     assert "  a:         Varn FC  [right]\n  b:         Odell  [remote]\n  accepted:  Varn FC" in text
     assert "  b:         -  [empty]" in text and "  b:         1950 and left  [malformed (no end)]" in text
     alone = ev.errors("mini", exs, {"a": a}, 9, {}).split("\n\n")

@@ -122,7 +122,10 @@ def test_interval_agrees_with_the_normal_one():
     half = 1.96 * scores.std() / 20
     assert ev.bootstrap_interval(scores) == pytest.approx((scores.mean() - half, scores.mean() + half), abs=0.02)
     assert ev.bootstrap_interval(scores) == ev.bootstrap_interval(scores) != ev.bootstrap_interval(scores, seed=1)
-    assert ev.bootstrap_interval([1.0] * 7) == (1.0, 1.0)
+    # all alike: the exact interval; 7 of 7 are right with probability .025 where the true share is its lower end
+    low, high = ev.bootstrap_interval([1.0] * 7)
+    assert high == 1.0 and low**7 == pytest.approx(0.025) and ev.bootstrap_interval([0.0] * 7) == (0.0, 1 - low)
+    assert ev.bootstrap_interval([0.5] * 7) == (0.5, 0.5)
 
 
 def test_every_question_is_drawn_as_often():

@@ -322,7 +322,7 @@ def test_a_pipe_or_a_device_is_no_data(tmp_path):
     with pytest.MonkeyPatch.context() as m:
         m.setenv("TSQA_CACHE", str(tmp_path / "cache"))
         m.setenv("TSQA_HUB", "http://127.0.0.1:9")
-        with pytest.raises(UserError, match="cannot download"):  # a pipe is not waited for
+        with pytest.raises(UserError, match=r"holds no train_l2\.json"):  # a pipe is not waited for
             data.find_data(tmp_path, "tempreason-l2", "train")
 
 
@@ -987,13 +987,13 @@ def test_every_flag_refuses_what_it_cannot_be(script, monkeypatch, capsys, tmp_p
         (tsqa, "--stage pretrain --data mini", "leave it out of --stage pretrain"),
         (tsqa, "--model TOY --out TOY --overwrite", "is the model itself"),
         (tsqa, "--model TOY --data tempreason-l2 --setting mix", "--setting mix exists only for mini"),
-        (tsqa, "--model TOY --data tempreason-l2 --data-dir EMPTY", "cannot download"),
+        (tsqa, "--model TOY --data tempreason-l2 --data-dir EMPTY", "leave --data-dir out to download it"),
         (tsqa, "--model TOY --tagger ner --spacy-model none", "is not installed"),
         (tsqa, "--model MIXED", "the tokenizer that the model was trained with"),
         (ppo, "--ckpt EMPTY", "holds no fine-tuned model"),
         (ppo, "--ckpt PLAIN", "is not fine-tuned; do it with: python tsqa.py --stage sft"),
         (ppo, "--ckpt TOY --num-rollouts 7 --samples 2", "must be a multiple of --samples"),
-        (evaluate, "--bench tempreason-l2 --data-dir EMPTY --ckpt TOY", "cannot download"),
+        (evaluate, "--bench tempreason-l2 --data-dir EMPTY --ckpt TOY", "leave --data-dir out to download it"),
         (evaluate, "--bench tempreason-l2 --data-dir NONE --ckpt TOY", "is not a folder"),
         (evaluate, "--ckpt EMPTY", "config.json"),
         (evaluate, "--ckpt MIXED", "the tokenizer that the model was trained with"),

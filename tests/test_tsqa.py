@@ -451,7 +451,7 @@ def test_cli_trains_then_scores_then_answers(small, tmp_path):
         (["--epochs", "0"], "from 1"),
         (["--data", "squad"], "invalid choice"),
         (["--model", "no/such/directory/here"], "no such directory"),
-        (["--stage", "ask"], "needs --question and --context"),
+        (["--stage", "ask"], "needs --context"),
         (["--stage", "ask", "--question", " ", "--context", "x y"], "--question is blank"),
         (["--data", "tempreason-l2", "--data-dir", "nowhere", "--model", "SMALL"], "nowhere"),
         (["--max-source", "33", "--model", "SMALL", "--n-train", "2"], "--max-source"),
