@@ -590,9 +590,11 @@ def traveler_example(q):
     return TravelerExample(q.id, question, " ".join(map(sentence, q.events)), [answer], p=q.answer if graded else None)
 
 
-def traveler_examples(n, seed=0, categories=CATEGORIES, lengths=None):
+def traveler_examples(n, seed=0, categories=(*CATEGORIES, "vague"), lengths=None):
     """Yields n TravelerExamples to train on, each about its own events; never the benchmark's own.
 
+    Half of them are vague: how long ago "recently" still is, people's votes say for each type of event, and only these
+    questions teach it.
     Other events, other speech times (2010 to 2035, any minute outside the benchmark's month), cycles of another order,
     and other lengths: `lengths` (default: all from 3 to 99 that the benchmark does not use).
     """

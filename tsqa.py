@@ -627,7 +627,9 @@ def model_dir(name):
     if Path(name).is_dir():
         check_links(Path(name))
         if not (Path(name) / "config.json").exists():
-            raise UserError(f"model {name}: no config.json in this folder; give a run or a model in Hugging Face layout")
+            raise UserError(
+                f"model {name}: no config.json in this folder; give a run or a model in Hugging Face layout"
+            )
         return Path(name)
     if name.startswith("runs/"):  # where runs go by default: the hub is not asked for one that is not there yet
         there = sorted(str(path.parent) for path in Path("runs").glob("*/model.safetensors"))

@@ -255,7 +255,9 @@ def test_an_error_at_the_keyboard_is_told(small, monkeypatch, capsys):
 
 def test_a_run_that_is_not_there_is_not_sought_on_the_hub(monkeypatch):
     monkeypatch.setattr(tsqa, "download", lambda *args, **how: pytest.fail("asked the hub"))
-    with pytest.raises(UserError, match=r"no such run \(there is .*\); train it with: python tsqa\.py --stage sft --out runs/none"):
+    with pytest.raises(
+        UserError, match=r"no such run \(there is .*\); train it with: python tsqa\.py --stage sft --out runs/none"
+    ):
         tsqa.model_dir("runs/none")
 
 
