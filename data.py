@@ -1261,12 +1261,12 @@ def statement(fact, mark=unmarked):
     return f"{text} from {start} to {end}"
 
 
-def ask(rng, facts, level, stem=None):
+def ask(rng, facts, level):
     """A question about the facts (all of one subject and relation) -> (question, answers, time) or None if there is none.
 
     l2: all objects whose interval contains a month. l3: the neighbour in time of one answer, where it does not overlap it.
     """
-    stem = stem or RELATIONS[facts[0].relation][4].format(s=facts[0].subject)
+    stem = RELATIONS[facts[0].relation][4].format(s=facts[0].subject)
     if level == "l2":
         f = rng.choice(facts)
         t = rng.choice((f.start, f.end)) if rng.random() < 0.12 else rng.randint(f.start, f.end)
@@ -1281,28 +1281,6 @@ def ask(rng, facts, level, stem=None):
     a, b = rng.choice(pairs)
     word, known, gold = rng.choice((("after", a, b), ("before", b, a)))
     return f"{stem} {word} {known.object}?", [gold.object], (gold.start, gold.end)
-
-
-def ask_again(examples, times, seed):
-    """Yields `times` new questions to each of TempReason's (setting `reason`), about its own facts, in a new order.
-
-    The same names and dates, asked in the row's own words about other months (L2) or other neighbours (L3): what a few
-    hundred rows hold, used to the full. Ours.
-    """
-    rng = random.Random(f"again {seed}")
-    for ex in examples:
-        question = ex.question.rstrip("? ")
-        ends = [m[0] for m in [re.search(rf" in {_MONTH}$", question)] if m]
-        level = "l2" if ends else "l3"
-        ends += (f" {word} {f.object}" for f in ex.facts for word in ("before", "after"))
-        stem = question.removesuffix(max(filter(question.endswith, ends), key=len, default=""))
-        lines = re.findall(rf".+? from {_MONTH} to {_MONTH}\.", ex.context)
-        if stem == question or len(lines) != len(ex.facts):
-            raise UserError(f"question {ex.id}: no facts to ask about; --again is for TempReason with --setting reason")
-        for i in range(times):
-            if asked := ask(rng, ex.facts, level, stem):
-                text = " ".join(line.strip() for line in rng.sample(lines, len(lines)))
-                yield Example(f"{ex.id}-again-{i}", asked[0], text, asked[1], ex.facts, asked[2])
 
 
 PERSON_RELATIONS = ("position", "team", "employer", "party", "school")  # a biography mixes these

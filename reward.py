@@ -9,7 +9,6 @@ import copy
 import itertools
 import random
 import re
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F

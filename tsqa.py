@@ -54,7 +54,6 @@ from data import (
     TimeTagger,
     Tokenizer,
     UserError,
-    ask_again,
     batches,
     cache_dir,
     command,
@@ -1301,8 +1300,6 @@ def sft(args):
             load_bench(args.data, args.setting, split, args.data_dir, n, args.seed, args.skip_bad)
             for split, n in (("train", args.n_train), ("dev", args.n_dev))
         )
-        if args.again:
-            train = [*train, *ask_again(train, args.again, args.seed)]
     c = model.config
     c.time_window, c.max_source, c.max_target = args.window, args.max_source, args.max_target
     model.set_dropout(args.dropout)
@@ -1611,7 +1608,7 @@ def pretrain(args):
 
 PAPER = {"lr": 5e-6, "batch_size": 8, "epochs": 6, "window": 10, "tagger": "ner", "warmup": 0, "max_source": 512}
 PAPER |= {"dropout": 0.1, "q_rate": 1.0}  # the paper gives none: T5's own dropout, plain AdamW
-EVENTS = {"max_source": 320, "passages": "words"}  # of --data traveler: some 10 of up to 100 events
+EVENTS = {"max_source": 320, "passages": "words", "n_train": 8000}  # of --data traveler: some 10 of up to 100 events
 STAGES = {  # defaults of each, where they differ from those in the help; None: as the model was trained
     "sft": {},
     "pretrain": {"lr": 1e-3, "warmup": 100, "log_every": 100, "out": "runs/pretrain"},
@@ -1675,10 +1672,7 @@ def parse_args(argv=None):
     add("--setting", choices=("reason", "obqa", "mix"), help="facts, prose, or (mini) both (default: mix, else reason)")
     add("--data-dir", metavar="DIR", help="folder of the official files (default: the download cache)")
     add("--skip-bad", action="store_true", help="leave out wrong lines of data files, and count them (default: stop)")
-    add("--n-train", type=whole(1, 10**9), help="training questions (default: all; generated: 5000)")
-    add(
-        "--again", type=whole(0, 10**4), default=0, help="TempReason's facts: new questions asked by rule, for each row"
-    )
+    add("--n-train", type=whole(1, 10**9), help="training questions (default: all; mini: 5000; traveler: 8000)")
     add("--n-dev", type=whole(1, 10**9), help="dev questions (default: all; generated: 300)")
     add = group("training (sft)")
     add("--paper", action="store_true", help="all of the paper's settings as defaults")

@@ -152,23 +152,3 @@ def test_scale_doubles_the_facts_asked_about():
         assert max(map(asked, two)) > max(map(asked, one)) >= least
         assert not {ex.id for ex in one} & {ex.id for ex in two}
     assert list(data.mini("dev", n=20)) == list(data.mini("dev", n=20, scale=1))
-
-
-def test_ask_again_asks_each_row_about_its_own_facts():
-    rows = list(data.mini("train", "mix", "reason", 60, seed=3))
-    again = list(data.ask_again(rows, 5, 0))
-    assert again == list(data.ask_again(rows, 5, 0)) != list(data.ask_again(rows, 5, 1))
-    assert 250 < len(again) <= 300  # a few have no neighbour to ask for
-    assert len({ex.question for ex in again} - {ex.question for ex in rows}) > 100
-    by_id = {ex.id: ex for ex in rows}
-    for ex in again:
-        row = by_id[ex.id.rsplit("-again-", 1)[0]]
-        assert sorted(ex.context.rstrip(".").split(". ")) == sorted(row.context.rstrip(".").split(". "))
-        assert set(ex.answers) == brute_force(ex.question, [(f.object, f.start, f.end) for f in ex.facts])
-        assert ex.question.startswith(re.split(r" (?:in|before|after) ", row.question)[0])
-    assert any(ex.context != by_id[ex.id.rsplit("-again-", 1)[0]].context for ex in again)
-
-
-def test_ask_again_needs_facts():
-    with pytest.raises(data.UserError, match="--again is for TempReason with --setting reason"):
-        list(data.ask_again(data.mini("train", "mix", "obqa", 5), 1, 0))
