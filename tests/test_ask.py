@@ -2,6 +2,7 @@
 
 import html.parser
 import importlib
+import io
 import json
 import math
 import re
@@ -434,3 +435,41 @@ def test_help_fits_two_screens(script, monkeypatch, capsys):
     groups = [line for line in lines if line.endswith(":") and not line.startswith((" ", "examples", "options"))]
     assert len(groups) >= 2 and text.count("(default:") > 1
     assert not re.search(r"\(default[^()]*\) *\(default", " ".join(text.split()))
+
+
+def test_questions_from_a_pipe(small, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{QUESTION}\nWho?\n\nnot asked"))
+    tsqa.main(["--stage", "ask", "--model", str(small), "--context", CONTEXT])
+    out = capsys.readouterr().out
+    assert out.count("probability: ") == 2 and "\nquestion: " not in out and not out.startswith("question: ")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("Who?"))
+    with pytest.raises(UserError, match="needs --context"):
+        tsqa.main(["--stage", "ask", "--model", str(small)])
+
+
+def test_a_model_that_was_not_named_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert tsqa.fallback() == "tiny" and "python tsqa.py --stage sft" in capsys.readouterr().err
+    Path("runs/sft").mkdir(parents=True)
+    Path("runs/sft/model.safetensors").touch()
+    assert tsqa.fallback() == "runs/sft" and capsys.readouterr().err == "no --model: using runs/sft\n"
+
+
+def test_a_tokenizer_is_not_written_over(tmp_path, capsys):
+    (tmp_path / "spiece.model").write_bytes(b"of some model")
+    with pytest.raises(UserError, match="is there already"):
+        data.main(["--train-tokenizer", str(tmp_path)])
+    assert (tmp_path / "spiece.model").read_bytes() == b"of some model"
+
+
+def test_wrong_input_leaves_no_empty_run(small, tmp_path):
+    with pytest.raises(UserError, match="nowhere is not a folder"):
+        train(small, tmp_path / "run", "--data", "tempreason-l2", "--data-dir", "nowhere")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_says_where_it_goes_on(small, tmp_path, capsys):
+    train(small, tmp_path / "run")
+    assert "going on" not in capsys.readouterr().err
+    train(small, tmp_path / "run", "--resume")
+    assert "going on at step 2 of 2" in capsys.readouterr().err

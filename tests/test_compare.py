@@ -363,3 +363,22 @@ def test_show(capsys):
     with pytest.raises(SystemExit):
         data.main(["--show", "0"])
     assert "--show: expected a whole number from 1 to 1000000, got '0'" in capsys.readouterr().err
+
+
+def test_the_setting_is_that_of_the_first_run(three, monkeypatch, capsys):
+    told, asked = {"data": "mini", "setting": "obqa"}, []
+    load = sys.modules["tsqa"].load_run
+    monkeypatch.setattr(sys.modules["tsqa"], "load_run", lambda *a: (*load(*a)[:3], told))
+    monkeypatch.setattr(ev, "load_bench", lambda bench, setting, *_: asked.append((bench, setting)) or MINI)
+    ev.main(["--ckpt", "runs/a", "--by"])
+    assert "mini: --setting obqa, as runs/a was trained" in capsys.readouterr().err
+    ev.main(["--ckpt", "runs/a", "--by", "--setting", "mix"])
+    ev.main(["--ckpt", "runs/a", "--by", "--bench", "tempreason-l2"])  # no other kind of data
+    told["data"] = "tempreason-l3"
+    ev.main(["--ckpt", "runs/a", "--by", "--bench", "tempreason-l2"])
+    assert asked == [("mini", "obqa"), ("mini", "mix"), ("tempreason-l2", "reason"), ("tempreason-l2", "obqa")]
+
+
+def test_dumped_prompts_come_with_the_command_that_scores_them(tmp_path, capsys):
+    ev.main(["--bench", "traveler", "--n", "9", "--seed", "3", "--dump-prompts", str(tmp_path / "p")])
+    assert "evaluate.py --bench traveler --n 9 --seed 3 --predictions FILE" in capsys.readouterr().err
