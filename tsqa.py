@@ -175,9 +175,11 @@ class Attention(nn.Module):
         self.heads, self.p = c.num_heads, c.dropout_rate
 
     def project(self, x, *linears):
-        """x (B, T, D) through several projections in one matrix product -> one (B, H, T, d_kv) each"""
-        weight = torch.cat([linear.weight for linear in linears]) if len(linears) > 1 else linears[0].weight
-        y = F.linear(x, weight)  # (B, T, n * H * d_kv)
+        """x (B, T, D) through several projections -> one (B, H, T, d_kv) each"""
+        if x.shape[1] == 1 or len(linears) == 1:  # a decoding step: joining the weights would take longer than their products
+            y = torch.cat([linear(x) for linear in linears], -1)  # (B, T, n * H * d_kv)
+        else:
+            y = F.linear(x, torch.cat([linear.weight for linear in linears]))  # the same in one matrix product
         return y.unflatten(2, (len(linears), self.heads, -1)).permute(2, 0, 3, 1, 4).contiguous()
 
     def forward(self, q, k, v, bias, mask):
@@ -187,7 +189,11 @@ class Attention(nn.Module):
         y = attend_plain(q, k, v, bias, mask, p) if plain else Attend.apply(q, k, v, bias, mask)
         return self.o(y.transpose(1, 2).flatten(2))
 
-    def look_up(self, x, memory, mask):
+    def look_up_weights(self, dtype):
+        """W_k and W_v by heads, (H, d_kv, D) each: views of them would be cast anew at every step"""
+        return [linear.weight.unflatten(0, (self.heads, -1)).to(dtype) for linear in (self.k, self.v)]
+
+    def look_up(self, x, memory, w_k, w_v, mask):
         """Attention of one decoder step to the encoded source, without keys and values of the source.
 
         x (B K, 1, D), K rows to each source, memory (B, S, D), mask (B, 1, 1, S) or None -> (B K, 1, D)
@@ -195,11 +201,10 @@ class Attention(nn.Module):
         for all rows that share it. `forward` with keys and values is the same formula.
         """
         B, H, D = len(memory), self.heads, memory.shape[2]
-        split = lambda linear: linear.weight.unflatten(0, (H, -1))  # (H, d_kv, D)
-        q = torch.matmul(self.q(x[:, 0]).unflatten(1, (H, -1)).transpose(0, 1), split(self.k))  # (H, B K, D)
+        q = self.q(x[:, 0]).unflatten(1, (H, -1)).transpose(0, 1) @ w_k  # (H, B K, D)
         scores = q.transpose(0, 1).reshape(B, -1, D) @ memory.transpose(1, 2)  # (B, K H, S)
         p = torch.softmax(scores if mask is None else scores + mask[:, 0], dim=-1).to(memory.dtype)
-        y = (p @ memory).view(-1, H, D).transpose(0, 1) @ split(self.v).transpose(1, 2)  # (H, B K, d_kv)
+        y = (p @ memory).view(-1, H, D).transpose(0, 1) @ w_v.transpose(1, 2)  # (H, B K, d_kv)
         return self.o(y.transpose(0, 1).flatten(1))[:, None]
 
 
@@ -232,7 +237,7 @@ class Block(nn.Module):
 
     def forward(self, x, bias, mask=None, cross=None, cross_mask=None, cache=None):
         """x (B, T, D), of the decoder (B K, T, D): K rows to each source; cross: (keys, values) of the encoded source, or in
-        a decoding step the encoded source; cache: (keys, values, t) grown in place at t"""
+        a decoding step what `look_up` needs of it; cache: (keys, values, t) grown in place at t"""
         attn = self.self_attn
         q, k, v = attn.project(self.self_norm(x), attn.q, attn.k, attn.v)
         if cache is not None:
@@ -241,7 +246,7 @@ class Block(nn.Module):
             k, v = keys[:, :, : t + 1], values[:, :, : t + 1]
         x = x + self.drop(attn(q, k, v, bias, mask))
         if cache is not None:
-            x = x + self.cross_attn.look_up(self.cross_norm(x), cross, cross_mask)
+            x = x + self.cross_attn.look_up(self.cross_norm(x), *cross, cross_mask)
         elif cross is not None:
             attn, T = self.cross_attn, x.shape[1]
             (q,) = attn.project(self.cross_norm(x), attn.q)
@@ -414,6 +419,7 @@ class T5(nn.Module):
             "bias": self.decoder.position_bias(n, n, memory.device),  # (1, H, n, n): one row of it a step
             "mask": padding_bias(attention_mask),
             "memory": memory,
+            "weights": [block.cross_attn.look_up_weights(memory.dtype) for block in self.decoder.blocks],
             "cache": [[memory.new_empty(B, c.num_heads, n, c.d_kv) for _ in "kv"] for _ in self.decoder.blocks],
             "allowed": allowed,
         }
@@ -421,8 +427,8 @@ class T5(nn.Module):
     def step(self, ids, t, state):
         """ids (B,): decoder input at position t -> logits (B, V) of the token that follows; fills the cache at t"""
         bias, cache = state["bias"][:, :, t : t + 1, : t + 1], [(*kv, t) for kv in state["cache"]]
-        x, memory = self.shared(ids)[:, None], [state["memory"]] * len(cache)  # (B, 1, D)
-        logits = self.logits(self.run(self.decoder, x, bias, None, memory, state["mask"], cache)[:, 0])
+        x, cross = self.shared(ids)[:, None], [(state["memory"], *w) for w in state["weights"]]  # x (B, 1, D)
+        logits = self.logits(self.run(self.decoder, x, bias, None, cross, state["mask"], cache)[:, 0])
         return logits if state["allowed"] is None else logits.masked_fill(~state["allowed"], -math.inf)
 
     @torch.no_grad()
