@@ -176,7 +176,7 @@ class Attention(nn.Module):
 
     def project(self, x, *linears):
         """x (B, T, D) through several projections -> one (B, H, T, d_kv) each"""
-        if x.shape[1] == 1 or len(linears) == 1:  # a decoding step: joining the weights would take longer than their products
+        if x.shape[1] == 1 or len(linears) == 1:  # in a decoding step joining the weights takes longer
             y = torch.cat([linear(x) for linear in linears], -1)  # (B, T, n * H * d_kv)
         else:
             y = F.linear(x, torch.cat([linear.weight for linear in linears]))  # the same in one matrix product
