@@ -176,10 +176,11 @@ class Attention(nn.Module):
 
     def project(self, x, *linears):
         """x (B, T, D) through several projections -> one (B, H, T, d_kv) each"""
-        if x.shape[1] == 1 or len(linears) == 1:  # in a decoding step joining the weights takes longer
+        if x.shape[1] == 1:  # in a decoding step joining the weights takes longer
             y = torch.cat([linear(x) for linear in linears], -1)  # (B, T, n * H * d_kv)
-        else:
-            y = F.linear(x, torch.cat([linear.weight for linear in linears]))  # the same in one matrix product
+        else:  # the same in one matrix product
+            weight = torch.cat([linear.weight for linear in linears]) if len(linears) > 1 else linears[0].weight
+            y = F.linear(x, weight)
         return y.unflatten(2, (len(linears), self.heads, -1)).permute(2, 0, 3, 1, 4).contiguous()
 
     def forward(self, q, k, v, bias, mask):
